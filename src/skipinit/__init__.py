@@ -1,0 +1,51 @@
+"""Deep residual networks with and without normalization (De & Smith, NeurIPS 2020).
+
+The public names load on first use: importing this package costs nothing, torch comes with the first
+name that needs it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from .version import __version__
+
+if TYPE_CHECKING:
+    from .config import ModelConfig, TheoryConfig, TrainConfig
+    from .errors import ConfigError, DataError, SkipinitError
+    from .nets.architectures import list_models
+    from .nets.create import create_model, from_pretrained
+    from .nets.describe import describe
+    from .nets.l2 import l2_parameters
+    from .nets.norm import GhostBatchNorm2d
+    from .nets.schemes import list_schemes
+
+_HOME = {
+    "ConfigError": "errors",
+    "DataError": "errors",
+    "GhostBatchNorm2d": "nets.norm",
+    "ModelConfig": "config",
+    "SkipinitError": "errors",
+    "TheoryConfig": "config",
+    "TrainConfig": "config",
+    "create_model": "nets.create",
+    "describe": "nets.describe",
+    "from_pretrained": "nets.create",
+    "l2_parameters": "nets.l2",
+    "list_models": "nets.architectures",
+    "list_schemes": "nets.schemes",
+}
+
+__all__ = [*_HOME, "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f".{_HOME[name]}", __name__), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,102 @@
+"""What a network and a training run are, as plain frozen data; a config's hash is its identity.
+
+Nothing here imports torch: the command line parses and prints configs without paying for it. What a
+name or an option means is decided by the part that owns it: `nets` for `ModelConfig`, `train` for
+`TrainConfig`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from .errors import ConfigError
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """One network. `None` means: what the paper says for this architecture and scheme."""
+
+    name: str
+    scheme: str = "batchnorm"
+    num_classes: int | None = None
+    in_channels: int = 3
+    alpha: float | str | None = None
+    """Start of the branch scalar of SkipInit: a number, or "1/sqrt(d)" with d the number of blocks."""
+    ghost_batch: int | None = None
+    """Examples per group of batch statistics; the whole batch if not given."""
+    batch_statistics_at_test: bool = False
+    """Normalize by the test batch's own statistics instead of the running averages."""
+    dropout: float | None = None
+    """Drop probability of the one layer between global pooling and the classifier."""
+    biases: bool | None = None
+    """A bias in every convolution."""
+    scalar_bias: bool | None = None
+    """One scalar bias per block between merge and ReLU (ResNet-V1 with SkipInit)."""
+    fixup_components: tuple[int, ...] | None = None
+    """Which of Fixup's four components are on; all if not given."""
+
+
+@dataclass(frozen=True)
+class TheoryConfig:
+    """One of the networks of Figures 2 and 5, at the paper's size unless said otherwise."""
+
+    name: str
+    blocks: int = 100
+    width: int | None = None
+    in_channels: int | None = None
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """One training run: everything that decides its numbers, and nothing else."""
+
+    model: ModelConfig
+    data: str
+    lr: float
+    batch_size: int
+    epochs: int
+    seed: int = 0
+    momentum: float = 0.9
+    dampening: float = 0.0
+    """v <- momentum v + (1 - dampening) g. The paper's learning rates are those of 0.9."""
+    l2: float = 5e-4
+    """Coefficient c of c/2 |w|^2 over convolution and dense weights."""
+    schedule: Literal["cifar", "imagenet", "constant"] = "cifar"
+    precision: Literal["float32", "bfloat16"] = "float32"
+    crop_padding: Literal["zero", "reflect"] = "zero"
+    augment: bool = True
+    clean_train_loss: bool = field(default=False)
+    """Also evaluate the loss over the clean training set after every epoch."""
+
+    def __post_init__(self) -> None:
+        _require(math.isfinite(self.lr) and self.lr > 0, "lr", self.lr, "a positive number")
+        _require(self.batch_size >= 1, "batch_size", self.batch_size, "1 or more")
+        _require(self.epochs >= 1, "epochs", self.epochs, "1 or more")
+        _require(self.seed >= 0, "seed", self.seed, "0 or more")
+        _require(0 <= self.momentum < 1, "momentum", self.momentum, "in [0, 1)")
+        _require(0 <= self.dampening < 1, "dampening", self.dampening, "in [0, 1)")
+        _require(math.isfinite(self.l2) and self.l2 >= 0, "l2", self.l2, "0 or more")
+
+
+def _require(holds: bool, name: str, given: object, allowed: str) -> None:
+    if not holds:
+        raise ConfigError(f"{name} {given} is not allowed; it must be {allowed}")
+
+
+Config = ModelConfig | TheoryConfig | TrainConfig
+
+
+def to_dict(config: Config) -> dict[str, Any]:
+    """The config as nested dictionaries that JSON can hold."""
+    return json.loads(json.dumps(dataclasses.asdict(config)))  # type: ignore[no-any-return]
+
+
+def identity(config: Config) -> str:
+    """Sixteen hexadecimal digits that two configs share only if they are equal."""
+    canonical = json.dumps(dataclasses.asdict(config), sort_keys=True)
+    return hashlib.sha256(canonical.encode()).hexdigest()[:16]

@@ -1,0 +1,1 @@
+"""The paper's networks: schemes as data, blocks as equations."""

@@ -1,0 +1,116 @@
+"""The names of the networks and what each one is, as data; nothing is built here.
+
+- wrn{n}_{k}: Wide-ResNet of n = 6m + 4 layers, k times as wide (Zagoruyko & Komodakis 2016)
+- resnet{50,101,152}_v2: pre-activation bottleneck ResNet (He et al. 2016b), as in the paper's appendix G
+- resnet{50,101,152}_v1: the original bottleneck ResNet (He et al. 2016a)
+- fc_*, conv_relu_bn: the theory networks of Figures 2 and 5
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Literal
+
+from ..errors import ConfigError, unknown_name
+
+Family = Literal["wide-resnet", "resnet-v2", "resnet-v1"]
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One network by its numbers."""
+
+    name: str
+    family: Family
+    groups: tuple[int, ...]
+    """Residual blocks per group."""
+    widen: int = 1
+
+    @property
+    def num_blocks(self) -> int:
+        """d, the total number of residual blocks."""
+        return sum(self.groups)
+
+    @property
+    def post_activation(self) -> bool:
+        """Whether a ReLU follows the merge, so that no skip is the identity."""
+        return self.family == "resnet-v1"
+
+    @property
+    def imagenet(self) -> bool:
+        """Whether the paper trains it on ImageNet; otherwise on CIFAR."""
+        return self.family != "wide-resnet"
+
+    @property
+    def num_classes(self) -> int:
+        """Classes of the data set it was made for."""
+        return 1000 if self.imagenet else 10
+
+    @property
+    def image_size(self) -> int:
+        """Side of the images it was made for."""
+        return 224 if self.imagenet else 32
+
+    @property
+    def dropout(self) -> float:
+        """Drop probability where a scheme has dropout (sections 4 and 5)."""
+        return 0.2 if self.imagenet else 0.6
+
+
+@dataclass(frozen=True)
+class TheoryNetwork:
+    """One of the networks whose variances the paper derives (appendices B and C)."""
+
+    figure: str
+    equation: str
+    normalized: bool
+    relu: bool
+    convolutional: bool
+    width: int
+    in_channels: int
+
+
+THEORY_NETWORKS = {
+    "fc_linear": TheoryNetwork("2a", "x + W x", False, False, False, width=1000, in_channels=100),
+    "fc_linear_bn": TheoryNetwork("2b", "x + W BN(x)", True, False, False, width=1000, in_channels=100),
+    "conv_relu_bn": TheoryNetwork("2c", "x + W * relu(BN(x))", True, True, True, width=100, in_channels=3),
+    "fc_relu_bn": TheoryNetwork("5", "x + W relu(BN(x))", True, True, False, width=1000, in_channels=100),
+}
+
+_BOTTLENECK_GROUPS = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
+_VERSIONS: dict[str, Family] = {"v2": "resnet-v2", "v1": "resnet-v1"}
+_RESNETS = {
+    name: Architecture(name, family, groups)
+    for version, family in _VERSIONS.items()
+    for depth, groups in _BOTTLENECK_GROUPS.items()
+    for name in [f"resnet{depth}_{version}"]
+}
+_PAPER_WIDE_RESNETS = ("wrn16_2", "wrn100_2", "wrn1000_2", "wrn16_4", "wrn28_10")
+
+
+def find_architecture(name: str) -> Architecture:
+    """The architecture of that name, or an error with the nearest names that exist."""
+    wide = re.fullmatch(r"wrn(\d+)_(\d+)", name)
+    if wide:
+        return _wide_resnet(int(wide[1]), int(wide[2]))
+    if name not in _RESNETS:
+        raise unknown_name("model", name, list_models())
+    return _RESNETS[name]
+
+
+def _wide_resnet(depth: int, widen: int) -> Architecture:
+    name = f"wrn{depth}_{widen}"
+    if widen < 1:
+        raise ConfigError(f"{name}: width {widen} is not allowed; it must be 1 or more")
+    if depth < 10 or (depth - 4) % 6:
+        below = max(10, depth - (depth - 4) % 6)
+        near = f"wrn{below}_{widen} and wrn{below + 6}_{widen}" if depth > 10 else f"wrn10_{widen}"
+        raise ConfigError(f"{name}: depth {depth} is not 6m + 4; the nearest are {near}")
+    return Architecture(name, "wide-resnet", ((depth - 4) // 6,) * 3, widen)
+
+
+def list_models(pattern: str = "*") -> list[str]:
+    """The paper's networks and relatives that match the pattern; every other wrn{6m+4}_{k} exists too."""
+    return [n for n in (*_PAPER_WIDE_RESNETS, *_RESNETS, *THEORY_NETWORKS) if fnmatchcase(n, pattern)]

@@ -1,0 +1,71 @@
+"""Residual blocks: where the two operands of a merge come from."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from torch import Tensor, nn
+
+from .layers import Named
+
+
+def chain(layers: Named) -> nn.Sequential:
+    """The layers one after the other, by name."""
+    return nn.Sequential(OrderedDict(layers))
+
+
+class Subsample(nn.Module):
+    """x at every second row and column: a 1x1 max pool of stride 2"""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """A view, no copy."""
+        return x[..., ::2, ::2]
+
+
+class PreActivationBlock(nn.Module):
+    """merge(x, f(relu(x))): the skip is the identity, or subsampling where the stride is 2"""
+
+    def __init__(self, preactivation: Named, branch: Named, merge: nn.Module, stride: int = 1) -> None:
+        super().__init__()
+        self.skip = nn.Identity() if stride == 1 else Subsample()
+        self.preactivation = chain(preactivation)
+        self.branch = chain(branch)
+        self.merge = merge
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The merge sees x itself."""
+        out: Tensor = self.merge(self.skip(x), self.branch(self.preactivation(x)))
+        return out
+
+
+class TransitionBlock(nn.Module):
+    """merge(W h, f(h)), h = relu(x): where the channels change, the skip is a 1x1 convolution of h"""
+
+    def __init__(self, preactivation: Named, skip: Named, branch: Named, merge: nn.Module) -> None:
+        super().__init__()
+        self.preactivation = chain(preactivation)
+        self.skip = chain(skip)
+        self.branch = chain(branch)
+        self.merge = merge
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Skip and branch share the activation."""
+        h = self.preactivation(x)
+        out: Tensor = self.merge(self.skip(h), self.branch(h))
+        return out
+
+
+class PostActivationBlock(nn.Module):
+    """relu(merge(S x, f(x)) [+ b]): ResNet-V1, in which no skip is the identity (appendix F)"""
+
+    def __init__(self, skip: Named, branch: Named, merge: nn.Module, activation: Named) -> None:
+        super().__init__()
+        self.skip = chain(skip) if skip else nn.Identity()
+        self.branch = chain(branch)
+        self.merge = merge
+        self.activation = chain(activation)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The ReLU comes after the merge."""
+        out: Tensor = self.activation(self.merge(self.skip(x), self.branch(x)))
+        return out

@@ -1,0 +1,92 @@
+"""From a name to a network."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..config import ModelConfig, TheoryConfig
+from ..errors import ConfigError, DataError
+from . import init
+from .architectures import THEORY_NETWORKS, find_architecture
+from .layers import Layers
+from .network import ResidualNet
+from .pretrained import load_weights, read_config, read_weights
+from .resnet import resnet_v1, resnet_v2
+from .schemes import Design, resolve
+from .theory import theory_net
+from .wideresnet import wide_resnet
+
+_PARTS = {"wide-resnet": wide_resnet, "resnet-v2": resnet_v2, "resnet-v1": resnet_v1}
+
+
+def create_model(name: str, *, seed: int | None = None, **options: Any) -> ResidualNet:
+    """Build and initialize a network.
+
+    Args:
+        name: a name of `list_models()`, or any wrn{6m+4}_{k}.
+        seed: draw the weights from this seed and leave torch's generators alone; else draw from torch's.
+        options: fields of `ModelConfig`: `scheme` (one of `list_schemes()`), `num_classes`, `in_channels`,
+            `alpha`, `ghost_batch`, `dropout`, `biases`, `scalar_bias`, ...; for the theory networks those
+            of `TheoryConfig`: `blocks`, `width`, `in_channels`.
+
+    >>> model = create_model("wrn16_2", scheme="skipinit", num_classes=10)
+    >>> model.num_blocks, float(model.blocks[0].merge.alpha)
+    (6, 0.0)
+    """
+    return build(make_config(name, **options), seed)
+
+
+def make_config(name: str, **options: Any) -> ModelConfig | TheoryConfig:
+    """The config of a network by name and options."""
+    kind = TheoryConfig if name in THEORY_NETWORKS else ModelConfig
+    allowed = [field.name for field in dataclasses.fields(kind) if field.name != "name"]
+    for option in options:
+        if option not in allowed:
+            raise ConfigError(f"{name}: option {option!r} is not known; it takes {', '.join(allowed)}")
+    return kind(name, **options)
+
+
+def build(config: ModelConfig | TheoryConfig, seed: int | None = None) -> ResidualNet:
+    """The network that a config describes, freshly initialized."""
+    generator = None if seed is None else torch.Generator(torch.get_default_device()).manual_seed(seed)
+    if isinstance(config, TheoryConfig):
+        return theory_net(config, generator)
+    architecture = find_architecture(config.name)
+    design = resolve(config, architecture)
+    classes = architecture.num_classes if config.num_classes is None else config.num_classes
+    for option, value in (("num_classes", classes), ("in_channels", config.in_channels)):
+        if value < 1:
+            raise ConfigError(f"{config.name}: {option} {value} is not allowed; it must be 1 or more")
+    config = dataclasses.replace(config, num_classes=classes)
+    parts = _PARTS[architecture.family](architecture, Layers(design), config.in_channels, classes)
+    net = ResidualNet(config, config.in_channels, *parts)
+    _initialize(net, design, generator)
+    return net
+
+
+def _initialize(net: ResidualNet, design: Design, generator: torch.Generator | None) -> None:
+    """He everywhere (section 2.3), then what Fixup changes (section 6)."""
+    init.he(net, generator)
+    branches: list[nn.Module] = [block.get_submodule("branch") for block in net.blocks]
+    if design.depth_scaled:
+        init.scale_by_depth(branches)
+    if design.zero_last:
+        init.zero_last([*branches, net.head])
+
+
+def from_pretrained(folder: str | Path) -> ResidualNet:
+    """Load a network that `save_pretrained` wrote; reads JSON and safetensors, runs nothing."""
+    folder = Path(folder)
+    config, weights = read_config(folder), read_weights(folder)
+    try:
+        with torch.device("meta"):
+            model = build(config)
+    except ConfigError as error:
+        raise DataError(f"{folder}: its config is not one this version can build; {error}") from error
+    load_weights(model, weights, folder)
+    return model

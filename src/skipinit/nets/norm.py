@@ -1,0 +1,93 @@
+"""Batch normalization as the paper defines it (appendix A), over ghost batches."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..errors import ConfigError
+
+
+class GhostBatchNorm2d(nn.BatchNorm2d):
+    """gamma (x - mu) / sqrt(sigma^2 + eps) + beta, with mu and sigma^2 of each `ghost_batch` examples.
+
+    The running averages are updated as if the ghosts came one after the other, so one large batch equals
+    its ghosts accumulated. They average the *biased* variance, as the paper does and torch does not. Where
+    no `ghost_batch` is given the whole batch is one ghost. `momentum` is torch's: the weight of the new.
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        ghost_batch: int | None = None,
+        eps: float = 1e-5,
+        momentum: float = 0.1,
+        batch_statistics_at_test: bool = False,
+    ) -> None:
+        super().__init__(num_features, eps=eps, momentum=momentum)
+        self.ghost_batch = ghost_batch
+        self.batch_statistics_at_test = batch_statistics_at_test
+        # torch counts batches only for cumulative averages, which this layer has not; the counter
+        # would cost a kernel per layer and step.
+        self.register_buffer("num_batches_tracked", None)
+
+    def reset_running_stats(self) -> None:
+        """Start the running averages anew, at mean 0 and variance 1."""
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        self.running_mean.zero_()
+        self.running_var.fill_(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalize by batch statistics in training, by the running averages at test time."""
+        if not self.training and not self.batch_statistics_at_test:
+            return F.batch_norm(
+                x, self.running_mean, self.running_var, self.weight, self.bias, training=False, eps=self.eps
+            )
+        batch = x.shape[0]
+        ghosts = self._count_ghosts(batch)
+        values = batch // ghosts * x[0, 0].numel()
+        if values == 1:
+            raise ConfigError("batch norm of one value per channel is always 0; use a larger batch or image")
+        # Ghosts become channels: one batch norm of ghosts x channels, and for one ghost no copy at all.
+        folded = x.view(ghosts, batch // ghosts, *x.shape[1:]).transpose(0, 1).flatten(1, 2)
+        statistics = torch.zeros(2, folded.shape[1], device=x.device, dtype=self.weight.dtype)
+        mean, unbiased = statistics.unbind()
+        # momentum 1 leaves the statistics of this very batch in `mean` and `unbiased`.
+        out = F.batch_norm(
+            folded, mean, unbiased, self.weight.repeat(ghosts), self.bias.repeat(ghosts),
+            training=True, momentum=1.0, eps=self.eps,
+        )  # fmt: skip
+        if self.training:
+            with torch.no_grad():
+                self._average(mean.view(ghosts, -1), unbiased.view(ghosts, -1) * ((values - 1) / values))
+        return out.view(batch // ghosts, ghosts, *x.shape[1:]).transpose(0, 1).flatten(0, 1)
+
+    def _count_ghosts(self, batch: int) -> int:
+        if self.ghost_batch is None:
+            return 1
+        if batch % self.ghost_batch:
+            raise ConfigError(f"ghost_batch {self.ghost_batch} does not divide the batch of {batch} examples")
+        return batch // self.ghost_batch
+
+    def _average(self, means: Tensor, variances: Tensor) -> None:
+        """r <- (1 - m) r + m s for each ghost s in turn, in closed form."""
+        assert self.momentum is not None
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        ghosts = means.shape[0]
+        keep = 1 - self.momentum
+        if ghosts == 1:
+            self.running_mean.lerp_(means[0], self.momentum)
+            self.running_var.lerp_(variances[0], self.momentum)
+            return
+        later = torch.arange(ghosts - 1, -1, -1, device=means.device, dtype=means.dtype)
+        weights = self.momentum * keep**later
+        self.running_mean.mul_(keep**ghosts).add_(weights @ means)
+        self.running_var.mul_(keep**ghosts).add_(weights @ variances)
+
+    def extra_repr(self) -> str:
+        """Show the ghost batch where there is one."""
+        ghost = "" if self.ghost_batch is None else f", ghost_batch={self.ghost_batch}"
+        return f"{self.num_features}, eps={self.eps}, momentum={self.momentum}{ghost}"

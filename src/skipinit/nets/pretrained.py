@@ -1,0 +1,86 @@
+"""A network as a folder: `config.json` says what it is, `model.safetensors` holds its weights. No pickle."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from ..config import ModelConfig, TheoryConfig, to_dict
+from ..errors import DataError
+
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+_FORMAT = "skipinit-model-1"
+_KINDS: dict[str, type[ModelConfig] | type[TheoryConfig]] = {"image": ModelConfig, "theory": TheoryConfig}
+
+
+def save(model: nn.Module, config: ModelConfig | TheoryConfig, folder: Path) -> None:
+    """Write both files, each complete or not at all."""
+    kind = next(name for name, cls in _KINDS.items() if isinstance(config, cls))
+    text = json.dumps({"format": _FORMAT, "kind": kind, "model": to_dict(config)}, indent=2) + "\n"
+    weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _write_whole(folder / WEIGHTS, lambda path: save_file(weights, path))
+        _write_whole(folder / CONFIG, lambda path: path.write_text(text))
+    except (OSError, SafetensorError) as error:
+        raise DataError(f"{folder}: the model cannot be written there; {error}") from error
+
+
+def _write_whole(path: Path, write: Callable[[Path], object]) -> None:
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        write(partial)
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def read_config(folder: Path) -> ModelConfig | TheoryConfig:
+    """The config in the folder, or one line that says why there is none."""
+    path = folder / CONFIG
+    try:
+        content = json.loads(path.read_text())
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read; a saved model has {CONFIG} and {WEIGHTS}") from error
+    except ValueError as error:
+        raise DataError(f"{path}: is not JSON, the file is damaged; {error}") from error
+    if not isinstance(content, dict) or content.get("format") != _FORMAT:
+        raise DataError(f"{path}: was not written by skipinit; it does not say format {_FORMAT}")
+    try:
+        fields = dict(content["model"])
+        if fields.get("fixup_components") is not None:
+            fields["fixup_components"] = tuple(fields["fixup_components"])
+        return _KINDS[content["kind"]](**fields)
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{path}: does not describe a model of this version; {error}") from error
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """The tensors in the folder, or one line that says what is wrong with them."""
+    path = folder / WEIGHTS
+    try:
+        return load_file(path)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read; a saved model has {CONFIG} and {WEIGHTS}") from error
+    except SafetensorError as error:
+        raise DataError(f"{path}: is damaged; {error}") from error
+
+
+def load_weights(model: nn.Module, weights: dict[str, Tensor], folder: Path) -> None:
+    """Make the tensors the model's, after checking that they are exactly what it needs."""
+    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    odd = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
+    if odd:
+        name = odd[0]
+        raise DataError(
+            f"{folder / WEIGHTS}: {len(odd)} tensors do not fit the model in {CONFIG}; "
+            f"{name} is {found.get(name, 'missing')}, expected {expected.get(name, 'none')}"
+        )
+    model.load_state_dict(weights, assign=True)

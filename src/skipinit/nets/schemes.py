@@ -1,0 +1,201 @@
+"""The schemes the paper compares, as data: what is normalized, what scales the branch, how weights start.
+
+A scheme knows no network and a network asks no scheme for its name: `resolve` joins a scheme with the
+options of a `ModelConfig` into a `Design`, the list of facts that layers are built from. What the paper
+does not define is refused here, with the reason.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from ..config import ModelConfig
+from ..errors import ConfigError, unknown_name
+from .architectures import Architecture
+
+MergeKind = Literal["add", "scale", "divide-sqrt2", "norm-output", "norm-skip"]
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """One way to keep a deep residual network trainable, or to fail at it."""
+
+    name: str
+    equation: str
+    source: str
+    branch_norm: bool = False
+    """Batch norm before every activation of the branch (after every convolution in ResNet-V1)."""
+    final_norm: bool = False
+    """Batch norm before the last ReLU of the network (pre-activation networks)."""
+    merge: MergeKind = "add"
+    alpha: float | None = None
+    """Start of the learnable branch scalar; None: there is none."""
+    alpha_is_free: bool = False
+    """Whether the user may choose `alpha`."""
+    conv_biases: Literal["never", "imagenet", "always"] = "never"
+    scalar_bias_allowed: bool = False
+    dropout: bool = False
+    fixup: bool = False
+    post_activation: bool = True
+    """Whether it makes sense on ResNet-V1, which has no identity skip and no final norm."""
+
+    @property
+    def has_norm(self) -> bool:
+        """Whether the network normalizes anything, anywhere."""
+        return self.branch_norm or self.final_norm
+
+
+_ALL = (
+    Scheme("batchnorm", "x + f(BN(x))", "section 2.1", branch_norm=True, final_norm=True),
+    Scheme("none", "x + f(x)", "section 2.1"),
+    Scheme(
+        "skipinit", "x + alpha f(x), alpha = 0", "section 2.2",
+        merge="scale", alpha=0.0, alpha_is_free=True, conv_biases="imagenet", scalar_bias_allowed=True,
+    ),
+    Scheme(
+        "regularized-skipinit", "x + alpha f(x), alpha = 0, conv biases, dropout", "section 4",
+        merge="scale", alpha=0.0, alpha_is_free=True, conv_biases="always", scalar_bias_allowed=True,
+        dropout=True,
+    ),
+    Scheme("divide-sqrt2", "(x + f(x)) / sqrt(2)", "section 2.1", merge="divide-sqrt2"),
+    Scheme(
+        "batchnorm-divide-sqrt2", "(x + f(BN(x))) / sqrt(2)", "Table 4",
+        branch_norm=True, final_norm=True, merge="divide-sqrt2", post_activation=False,
+    ),
+    Scheme(
+        "batchnorm-block-end", "BN(x + f(BN(x)))", "Table 4",
+        branch_norm=True, final_norm=True, merge="norm-output", post_activation=False,
+    ),
+    Scheme(
+        "batchnorm-on-skip", "BN(x) + f(BN(x))", "appendix D.2, the other reading of Table 4",
+        branch_norm=True, final_norm=True, merge="norm-skip", post_activation=False,
+    ),
+    Scheme(
+        "batchnorm-final-only", "x + f(x), one BN before the last ReLU", "Table 4",
+        final_norm=True, post_activation=False,
+    ),
+    Scheme(
+        "fixup", "x + m f(x + b), m = 1, b = 0, last convolution of f = 0", "section 6; Zhang et al. 2019",
+        merge="scale", alpha=1.0, fixup=True,
+    ),
+    Scheme(
+        "fixup-dropout", "fixup with dropout", "Table 2",
+        merge="scale", alpha=1.0, fixup=True, dropout=True,
+    ),
+)  # fmt: skip
+
+SCHEMES = {scheme.name: scheme for scheme in _ALL}
+
+FIXUP_COMPONENTS = {
+    1: "classifier and last convolution of each branch start at zero",
+    2: "other branch convolutions start scaled by d^(-1/(2m-2))",
+    3: "a scalar multiplier per branch, starting at 1",
+    4: "a scalar bias before every convolution, ReLU and dense layer, starting at 0",
+}
+
+
+def list_schemes() -> list[str]:
+    """The names of all schemes."""
+    return list(SCHEMES)
+
+
+@dataclass(frozen=True)
+class Design:
+    """A scheme with its options settled for one network: the facts that layers are built from."""
+
+    branch_norm: bool
+    final_norm: bool
+    ghost_batch: int | None
+    batch_statistics_at_test: bool
+    merge: MergeKind
+    alpha: float
+    conv_bias: bool
+    merge_bias: bool
+    layer_biases: bool
+    dropout: float
+    zero_last: bool
+    depth_scaled: bool
+
+
+def resolve(config: ModelConfig, architecture: Architecture) -> Design:
+    """Join scheme, options and architecture; refuse what the paper does not define."""
+    if config.scheme not in SCHEMES:
+        raise unknown_name("scheme", config.scheme, SCHEMES)
+    scheme = SCHEMES[config.scheme]
+    _refuse_undefined(config, scheme, architecture)
+    components = _fixup_components(config, scheme)
+    biased = scheme.conv_biases == "always" or (scheme.conv_biases == "imagenet" and architecture.imagenet)
+    drop = architecture.dropout if scheme.dropout else 0.0
+    return Design(
+        branch_norm=scheme.branch_norm,
+        final_norm=scheme.final_norm and not architecture.post_activation,
+        ghost_batch=config.ghost_batch,
+        batch_statistics_at_test=config.batch_statistics_at_test,
+        merge="add" if scheme.fixup and 3 not in components else scheme.merge,
+        alpha=_alpha(config, scheme, architecture.num_blocks),
+        conv_bias=biased if config.biases is None else config.biases,
+        merge_bias=bool(config.scalar_bias),
+        layer_biases=4 in components,
+        dropout=drop if config.dropout is None else config.dropout,
+        zero_last=1 in components,
+        depth_scaled=2 in components,
+    )
+
+
+def _refuse_undefined(config: ModelConfig, scheme: Scheme, architecture: Architecture) -> None:
+    def refuse(what: str, why: str) -> None:
+        raise ConfigError(f"{architecture.name}, scheme {scheme.name}: {what} is not defined; {why}")
+
+    if architecture.post_activation and not scheme.post_activation:
+        refuse("this scheme", "the paper defines it for pre-activation networks: wrn*, resnet*_v2")
+    if config.alpha is not None and not scheme.alpha_is_free:
+        refuse("alpha", f"it belongs to {_names(lambda s: s.alpha_is_free)}")
+    if config.ghost_batch is not None and not scheme.has_norm:
+        refuse("ghost_batch", "nothing is normalized")
+    if config.ghost_batch is not None and config.ghost_batch < 1:
+        raise ConfigError(f"ghost_batch {config.ghost_batch} is not allowed; it must be 1 or more")
+    if config.batch_statistics_at_test and not scheme.has_norm:
+        refuse("batch_statistics_at_test", "nothing is normalized")
+    if config.biases and scheme.branch_norm:
+        refuse("biases", "batch norm removes a convolution's bias and adds its own shift")
+    if config.biases and scheme.fixup:
+        refuse("biases", "Fixup has scalar biases in their place (component 4)")
+    if config.scalar_bias and not scheme.scalar_bias_allowed:
+        refuse("scalar_bias", f"it belongs to {_names(lambda s: s.scalar_bias_allowed)}")
+    if config.scalar_bias and not architecture.post_activation:
+        refuse("scalar_bias", "it sits between merge and ReLU, which only resnet*_v1 has")
+    if config.dropout is not None and not 0 <= config.dropout < 1:
+        raise ConfigError(f"dropout {config.dropout} is not allowed; it must be in [0, 1)")
+    if config.fixup_components is not None and not scheme.fixup:
+        refuse("fixup_components", f"they belong to {_names(lambda s: s.fixup)}")
+
+
+def _names(belongs: Callable[[Scheme], bool]) -> str:
+    return " and ".join(scheme.name for scheme in SCHEMES.values() if belongs(scheme))
+
+
+def _fixup_components(config: ModelConfig, scheme: Scheme) -> frozenset[int]:
+    if not scheme.fixup:
+        return frozenset()
+    chosen = tuple(FIXUP_COMPONENTS) if config.fixup_components is None else config.fixup_components
+    for component in chosen:
+        if component not in FIXUP_COMPONENTS:
+            raise ConfigError(f"fixup component {component} does not exist; there are 1, 2, 3 and 4")
+    return frozenset(chosen)
+
+
+def _alpha(config: ModelConfig, scheme: Scheme, num_blocks: int) -> float:
+    if config.alpha is None:
+        return 1.0 if scheme.alpha is None else scheme.alpha
+    if config.alpha == "1/sqrt(d)":
+        return 1 / math.sqrt(num_blocks)
+    try:
+        alpha = float(config.alpha)
+    except (TypeError, ValueError):
+        alpha = math.nan
+    if not math.isfinite(alpha):
+        raise ConfigError(f'alpha {config.alpha!r} is not allowed; it must be a finite number or "1/sqrt(d)"')
+    return alpha
