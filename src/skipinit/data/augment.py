@@ -1,0 +1,69 @@
+"""What happens to a batch of images on its way to the network: standardize, then crop and flip.
+
+Both functions are batched and free of random draws, host synchronization and data-dependent control flow,
+so that they can be compiled and captured in a CUDA graph. The choices come from `plan.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ..errors import ConfigError
+
+
+def standardize(images: Tensor) -> Tensor:
+    """(x - mean(x)) / max(σ(x), 1/√N) over the N values of each image (..., C, H, W), as float32.
+
+    σ is the biased standard deviation; the floor keeps a constant image finite, at zero.
+    """
+    values = images.float()
+    axes = (-3, -2, -1)
+    centred = values - values.mean(axes, keepdim=True)
+    deviation = centred.square().mean(axes, keepdim=True).sqrt()
+    return centred / deviation.clamp(min=1 / math.sqrt(math.prod(images.shape[-3:])))
+
+
+def crop_flip(
+    images: Tensor,
+    top: Tensor,
+    left: Tensor,
+    flip: Tensor,
+    padding: int = 4,
+    mode: Literal["zero", "reflect"] = "zero",
+) -> Tensor:
+    """Pad (B, C, H, W) by `padding`, cut out H×W at row `top`, column `left`, and mirror where `flip`.
+
+    `top`, `left` (integers in 0 … 2·padding) and `flip` (bool) have one entry per image. The padded images
+    are never built: each output pixel is gathered from the pixel of the input that it shows.
+    """
+    batch, channels, height, width = images.shape
+    down = torch.arange(height, device=images.device)
+    across = torch.arange(width, device=images.device)
+    rows = top[:, None] + down - padding
+    columns = left[:, None] + torch.where(flip[:, None], width - 1 - across, across) - padding
+    if mode == "reflect":
+        if padding >= min(height, width):
+            raise ConfigError(f"padding {padding} cannot reflect {height}×{width} images; it must be smaller")
+        rows, columns = _reflect(rows, height), _reflect(columns, width)
+    elif mode != "zero":
+        raise ConfigError(f"padding mode {mode!r} is not known; it is zero or reflect")
+    pixels = rows.clamp(0, height - 1)[:, :, None] * width + columns.clamp(0, width - 1)[:, None, :]
+    pixels = pixels.view(batch, 1, height * width).expand(batch, channels, height * width)
+    cropped = images.flatten(2).gather(2, pixels).view(batch, channels, height, width)
+    if mode == "reflect":
+        return cropped
+    beside = _outside(rows, height)[:, :, None] | _outside(columns, width)[:, None, :]
+    return cropped.masked_fill(beside[:, None], 0)
+
+
+def _reflect(positions: Tensor, size: int) -> Tensor:
+    """Fold positions beyond an edge back inside; the edge itself is not repeated."""
+    return (size - 1) - ((size - 1) - positions.abs()).abs()
+
+
+def _outside(positions: Tensor, size: int) -> Tensor:
+    return (positions < 0) | (positions >= size)
