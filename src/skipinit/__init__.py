@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from .nets.l2 import l2_parameters
     from .nets.norm import GhostBatchNorm2d
     from .nets.schemes import list_schemes
+    from .training.api import train
+    from .training.defaults import make_train_config
+    from .training.records import TrainResult
 
 _HOME = {
     "ConfigError": "errors",
@@ -29,12 +32,15 @@ _HOME = {
     "SkipinitError": "errors",
     "TheoryConfig": "config",
     "TrainConfig": "config",
+    "TrainResult": "training.records",
     "create_model": "nets.create",
     "describe": "nets.describe",
     "from_pretrained": "nets.create",
     "l2_parameters": "nets.l2",
     "list_models": "nets.architectures",
     "list_schemes": "nets.schemes",
+    "make_train_config": "training.defaults",
+    "train": "training.api",
 }
 
 __all__ = [*_HOME, "__version__"]

@@ -7,11 +7,12 @@ name or an option means is decided by the part that owns it: `nets` for `ModelCo
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from .errors import ConfigError
@@ -40,6 +41,16 @@ class ModelConfig:
     fixup_components: tuple[int, ...] | None = None
     """Which of Fixup's four components are on; all if not given."""
 
+    def __post_init__(self) -> None:
+        _make_floats(self, "alpha", "dropout")
+        _require(isinstance(self.name, str), "name", repr(self.name), "the name of a model")
+        _require(isinstance(self.scheme, str), "scheme", repr(self.scheme), "the name of a scheme")
+        for option in ("num_classes", "in_channels", "ghost_batch"):
+            _require_count(self.name, option, getattr(self, option), optional=option != "in_channels")
+        drop = self.dropout
+        probable = drop is None or (isinstance(drop, float) and 0 <= drop < 1)
+        _require(probable, "dropout", drop, "in [0, 1)")
+
 
 @dataclass(frozen=True)
 class TheoryConfig:
@@ -49,6 +60,11 @@ class TheoryConfig:
     blocks: int = 100
     width: int | None = None
     in_channels: int | None = None
+
+    def __post_init__(self) -> None:
+        _require(isinstance(self.name, str), "name", repr(self.name), "the name of a theory network")
+        for option in ("blocks", "width", "in_channels"):
+            _require_count(self.name, option, getattr(self, option), optional=option != "blocks")
 
 
 @dataclass(frozen=True)
@@ -67,13 +83,15 @@ class TrainConfig:
     l2: float = 5e-4
     """Coefficient c of c/2 |w|^2 over convolution and dense weights."""
     schedule: Literal["cifar", "imagenet", "constant"] = "cifar"
-    precision: Literal["float32", "bfloat16"] = "float32"
+    precision: Literal["float32", "tf32", "bfloat16"] = "float32"
+    """Of the arithmetic; parameters and optimizer state are float32 in any case."""
     crop_padding: Literal["zero", "reflect"] = "zero"
     augment: bool = True
-    clean_train_loss: bool = field(default=False)
+    clean_train_loss: bool = False
     """Also evaluate the loss over the clean training set after every epoch."""
 
     def __post_init__(self) -> None:
+        _make_floats(self, "lr", "momentum", "dampening", "l2")
         _require(math.isfinite(self.lr) and self.lr > 0, "lr", self.lr, "a positive number")
         _require(self.batch_size >= 1, "batch_size", self.batch_size, "1 or more")
         _require(self.epochs >= 1, "epochs", self.epochs, "1 or more")
@@ -83,9 +101,24 @@ class TrainConfig:
         _require(math.isfinite(self.l2) and self.l2 >= 0, "l2", self.l2, "0 or more")
 
 
+def _make_floats(config: object, *names: str) -> None:
+    """Write 1 as 1.0, so that equal configs look equal; what is no number is left for whoever checks it."""
+    for name in names:
+        value = getattr(config, name)
+        if isinstance(value, int) and not isinstance(value, bool):
+            with contextlib.suppress(OverflowError):
+                object.__setattr__(config, name, float(value))
+
+
 def _require(holds: bool, name: str, given: object, allowed: str) -> None:
     if not holds:
         raise ConfigError(f"{name} {given} is not allowed; it must be {allowed}")
+
+
+def _require_count(model: str, name: str, given: object, optional: bool) -> None:
+    # type, not isinstance: True is no count.
+    holds = (given is None and optional) or (type(given) is int and given >= 1)
+    _require(holds, f"{model}: {name}", given, "a whole number, 1 or more")
 
 
 Config = ModelConfig | TheoryConfig | TrainConfig
@@ -96,7 +129,31 @@ def to_dict(config: Config) -> dict[str, Any]:
     return json.loads(json.dumps(dataclasses.asdict(config)))  # type: ignore[no-any-return]
 
 
+def model_from_dict(fields: dict[str, Any]) -> ModelConfig:
+    """The config that `to_dict` took apart; raises TypeError or ValueError where it is another's."""
+    components = fields.get("fixup_components")
+    return ModelConfig(**{**fields, "fixup_components": None if components is None else tuple(components)})
+
+
+def train_from_dict(fields: dict[str, Any]) -> TrainConfig:
+    """The config that `to_dict` took apart; raises TypeError, KeyError or ValueError where it is none."""
+    return TrainConfig(**{**fields, "model": model_from_dict(fields["model"])})
+
+
 def identity(config: Config) -> str:
-    """Sixteen hexadecimal digits that two configs share only if they are equal."""
-    canonical = json.dumps(dataclasses.asdict(config), sort_keys=True)
+    """Sixteen hexadecimal digits that two configs share only if they are equal.
+
+    Only what differs from the defaults counts, so that a field added later leaves old identities alone;
+    therefore a default, once released, is never changed.
+    """
+    canonical = json.dumps(_given(config), sort_keys=True)
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+
+
+def _given(config: Config) -> dict[str, Any]:
+    values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    defaults = {field.name: field.default for field in dataclasses.fields(config)}
+    changed = {name: value for name, value in values.items() if value != defaults[name]}
+    return {
+        name: _given(value) if isinstance(value, ModelConfig) else value for name, value in changed.items()
+    }

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import tyro
 from tyro.extras import SubcommandApp
 
-from . import nets
+from . import nets, train
 
-_DESCRIPTION = "Deep residual networks with and without normalization: build, describe."
+_DESCRIPTION = "Deep residual networks with and without normalization: build, train."
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -18,6 +18,9 @@ def run(arguments: Sequence[str]) -> int:
     app.command(nets.models)
     app.command(nets.schemes)
     app.command(nets.describe)
+    app.command(train.train)
+    app.command(train.evaluate)
+    app.command(train.export)
     code = app.cli(
         prog="skipinit",
         description=_DESCRIPTION,

@@ -92,7 +92,7 @@ _PAPER_WIDE_RESNETS = ("wrn16_2", "wrn100_2", "wrn1000_2", "wrn16_4", "wrn28_10"
 
 def find_architecture(name: str) -> Architecture:
     """The architecture of that name, or an error with the nearest names that exist."""
-    wide = re.fullmatch(r"wrn(\d+)_(\d+)", name)
+    wide = re.fullmatch(r"wrn(0|[1-9]\d*)_(0|[1-9]\d*)", name)
     if wide:
         return _wide_resnet(int(wide[1]), int(wide[2]))
     if name not in _RESNETS:
@@ -105,9 +105,10 @@ def _wide_resnet(depth: int, widen: int) -> Architecture:
     if widen < 1:
         raise ConfigError(f"{name}: width {widen} is not allowed; it must be 1 or more")
     if depth < 10 or (depth - 4) % 6:
-        below = max(10, depth - (depth - 4) % 6)
-        near = f"wrn{below}_{widen} and wrn{below + 6}_{widen}" if depth > 10 else f"wrn10_{widen}"
-        raise ConfigError(f"{name}: depth {depth} is not 6m + 4; the nearest are {near}")
+        below = depth - (depth - 4) % 6
+        near = [f"wrn{n}_{widen}" for n in (below, below + 6) if n >= 10] or [f"wrn10_{widen}"]
+        nearest = "the nearest are " + " and ".join(near) if len(near) > 1 else f"the first is {near[0]}"
+        raise ConfigError(f"{name}: depth {depth} is not 6m + 4; {nearest}")
     return Architecture(name, "wide-resnet", ((depth - 4) // 6,) * 3, widen)
 
 

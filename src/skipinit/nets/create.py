@@ -35,7 +35,7 @@ def create_model(name: str, *, seed: int | None = None, **options: Any) -> Resid
             of `TheoryConfig`: `blocks`, `width`, `in_channels`.
 
     >>> model = create_model("wrn16_2", scheme="skipinit", num_classes=10)
-    >>> model.num_blocks, float(model.blocks[0].merge.alpha)
+    >>> model.num_blocks, model.blocks[0].merge.alpha.item()
     (6, 0.0)
     """
     return build(make_config(name, **options), seed)
@@ -53,15 +53,14 @@ def make_config(name: str, **options: Any) -> ModelConfig | TheoryConfig:
 
 def build(config: ModelConfig | TheoryConfig, seed: int | None = None) -> ResidualNet:
     """The network that a config describes, freshly initialized."""
+    if seed is not None and type(seed) is not int:
+        raise ConfigError(f"seed {seed!r} is not allowed; it must be a whole number")
     generator = None if seed is None else torch.Generator(torch.get_default_device()).manual_seed(seed)
     if isinstance(config, TheoryConfig):
         return theory_net(config, generator)
     architecture = find_architecture(config.name)
     design = resolve(config, architecture)
     classes = architecture.num_classes if config.num_classes is None else config.num_classes
-    for option, value in (("num_classes", classes), ("in_channels", config.in_channels)):
-        if value < 1:
-            raise ConfigError(f"{config.name}: {option} {value} is not allowed; it must be 1 or more")
     config = dataclasses.replace(config, num_classes=classes)
     parts = _PARTS[architecture.family](architecture, Layers(design), config.in_channels, classes)
     net = ResidualNet(config, config.in_channels, *parts)

@@ -25,17 +25,22 @@ class ScalarBias(nn.Module):
 
 
 class Dropout(nn.Dropout):
-    """Dropout whose randomness can be one run's own: set `generator` to draw from it, not from torch's."""
+    """x * mask / (1 - p) in training
 
-    generator: torch.Generator | None = None
+    Whoever owns the randomness may set `mask`, of the input's shape; otherwise torch's generator draws it.
+    """
+
+    mask: Tensor | None = None
+
+    def __init__(self, p: float, features: int) -> None:
+        super().__init__(p)
+        self.features = features
 
     def forward(self, x: Tensor) -> Tensor:
-        """x * mask / (1 - p) in training."""
-        if not self.training or self.p == 0:
-            return x
-        keep = 1 - self.p
-        mask = torch.empty_like(x).bernoulli_(keep, generator=self.generator)
-        return x * mask / keep
+        """The identity at test time."""
+        if self.mask is None or not self.training:
+            return super().forward(x)
+        return x * self.mask / (1 - self.p)
 
 
 class Layers:
@@ -63,7 +68,7 @@ class Layers:
 
     def classify(self, channels: int, classes: int) -> Named:
         """mean over space, [dropout], [+ b] dense"""
-        drop = {"dropout": Dropout(self.design.dropout)} if self.design.dropout else {}
+        drop = {"dropout": Dropout(self.design.dropout, channels)} if self.design.dropout else {}
         pool: Named = {"pool": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten()}
         return pool | drop | self._bias("bias") | {"dense": empty_linear(channels, classes)}
 

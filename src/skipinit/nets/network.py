@@ -27,6 +27,7 @@ class ResidualNet(nn.Module):
         super().__init__()
         self.config = config
         self.in_channels = in_channels
+        self.in_axes = 4 if any(isinstance(layer, nn.Conv2d) for layer in stem.values()) else 2
         self.stem = chain(stem)
         self.blocks = nn.Sequential(*blocks)
         self.head = chain(head)
@@ -38,10 +39,10 @@ class ResidualNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits of an image network; the last block's output of a theory network."""
-        if x.dim() < 2 or x.shape[1] != self.in_channels:
+        if x.dim() != self.in_axes or x.shape[1] != self.in_channels:
             raise ConfigError(
                 f"{self.config.name}: an input of shape {tuple(x.shape)} is not allowed; "
-                f"it takes {self.in_channels} channels in the second axis"
+                f"it takes {self.in_axes} axes with {self.in_channels} channels in the second"
             )
         out: Tensor = self.head(self.blocks(self.stem(x)))
         return out

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -38,6 +40,10 @@ class GhostBatchNorm2d(nn.BatchNorm2d):
         assert self.running_var is not None
         self.running_mean.zero_()
         self.running_var.fill_(1)
+
+    def _load_from_state_dict(self, *arguments: Any) -> None:
+        # torch's batch norm would add the counter that this layer has not to any dict without metadata.
+        nn.Module._load_from_state_dict(self, *arguments)
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalize by batch statistics in training, by the running averages at test time."""

@@ -3,42 +3,34 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+from safetensors.torch import save as serialize
 from torch import Tensor, nn
 
-from ..config import ModelConfig, TheoryConfig, to_dict
+from ..config import ModelConfig, TheoryConfig, model_from_dict, to_dict
 from ..errors import DataError
+from ..files import write_whole
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 _FORMAT = "skipinit-model-1"
-_KINDS: dict[str, type[ModelConfig] | type[TheoryConfig]] = {"image": ModelConfig, "theory": TheoryConfig}
+_FROM_DICT: dict[str, Callable[[dict[str, Any]], ModelConfig | TheoryConfig]] = {
+    "image": model_from_dict,
+    "theory": lambda fields: TheoryConfig(**fields),
+}
 
 
 def save(model: nn.Module, config: ModelConfig | TheoryConfig, folder: Path) -> None:
     """Write both files, each complete or not at all."""
-    kind = next(name for name, cls in _KINDS.items() if isinstance(config, cls))
+    kind = "image" if isinstance(config, ModelConfig) else "theory"
     text = json.dumps({"format": _FORMAT, "kind": kind, "model": to_dict(config)}, indent=2) + "\n"
     weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        _write_whole(folder / WEIGHTS, lambda path: save_file(weights, path))
-        _write_whole(folder / CONFIG, lambda path: path.write_text(text))
-    except (OSError, SafetensorError) as error:
-        raise DataError(f"{folder}: the model cannot be written there; {error}") from error
-
-
-def _write_whole(path: Path, write: Callable[[Path], object]) -> None:
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        write(partial)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+    write_whole(folder / WEIGHTS, lambda file: file.write(serialize(weights)))
+    write_whole(folder / CONFIG, lambda file: file.write(text.encode()))
 
 
 def read_config(folder: Path) -> ModelConfig | TheoryConfig:
@@ -53,11 +45,8 @@ def read_config(folder: Path) -> ModelConfig | TheoryConfig:
     if not isinstance(content, dict) or content.get("format") != _FORMAT:
         raise DataError(f"{path}: was not written by skipinit; it does not say format {_FORMAT}")
     try:
-        fields = dict(content["model"])
-        if fields.get("fixup_components") is not None:
-            fields["fixup_components"] = tuple(fields["fixup_components"])
-        return _KINDS[content["kind"]](**fields)
-    except (KeyError, TypeError, ValueError) as error:
+        return _FROM_DICT[content["kind"]](content["model"])
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise DataError(f"{path}: does not describe a model of this version; {error}") from error
 
 
@@ -83,4 +72,7 @@ def load_weights(model: nn.Module, weights: dict[str, Tensor], folder: Path) -> 
             f"{folder / WEIGHTS}: {len(odd)} tensors do not fit the model in {CONFIG}; "
             f"{name} is {found.get(name, 'missing')}, expected {expected.get(name, 'none')}"
         )
+    for name, tensor in weights.items():
+        if not tensor.is_floating_point():
+            raise DataError(f"{folder / WEIGHTS}: {name} is {tensor.dtype}, expected a floating-point type")
     model.load_state_dict(weights, assign=True)

@@ -155,8 +155,6 @@ def _refuse_undefined(config: ModelConfig, scheme: Scheme, architecture: Archite
         refuse("alpha", f"it belongs to {_names(lambda s: s.alpha_is_free)}")
     if config.ghost_batch is not None and not scheme.has_norm:
         refuse("ghost_batch", "nothing is normalized")
-    if config.ghost_batch is not None and config.ghost_batch < 1:
-        raise ConfigError(f"ghost_batch {config.ghost_batch} is not allowed; it must be 1 or more")
     if config.batch_statistics_at_test and not scheme.has_norm:
         refuse("batch_statistics_at_test", "nothing is normalized")
     if config.biases and scheme.branch_norm:
@@ -167,8 +165,6 @@ def _refuse_undefined(config: ModelConfig, scheme: Scheme, architecture: Archite
         refuse("scalar_bias", f"it belongs to {_names(lambda s: s.scalar_bias_allowed)}")
     if config.scalar_bias and not architecture.post_activation:
         refuse("scalar_bias", "it sits between merge and ReLU, which only resnet*_v1 has")
-    if config.dropout is not None and not 0 <= config.dropout < 1:
-        raise ConfigError(f"dropout {config.dropout} is not allowed; it must be in [0, 1)")
     if config.fixup_components is not None and not scheme.fixup:
         refuse("fixup_components", f"they belong to {_names(lambda s: s.fixup)}")
 
@@ -181,9 +177,8 @@ def _fixup_components(config: ModelConfig, scheme: Scheme) -> frozenset[int]:
     if not scheme.fixup:
         return frozenset()
     chosen = tuple(FIXUP_COMPONENTS) if config.fixup_components is None else config.fixup_components
-    for component in chosen:
-        if component not in FIXUP_COMPONENTS:
-            raise ConfigError(f"fixup component {component} does not exist; there are 1, 2, 3 and 4")
+    if not isinstance(chosen, tuple) or not all(type(c) is int and c in FIXUP_COMPONENTS for c in chosen):
+        raise ConfigError(f"fixup_components {chosen!r} is not allowed; it is a tuple out of 1, 2, 3 and 4")
     return frozenset(chosen)
 
 
@@ -194,7 +189,7 @@ def _alpha(config: ModelConfig, scheme: Scheme, num_blocks: int) -> float:
         return 1 / math.sqrt(num_blocks)
     try:
         alpha = float(config.alpha)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         alpha = math.nan
     if not math.isfinite(alpha):
         raise ConfigError(f'alpha {config.alpha!r} is not allowed; it must be a finite number or "1/sqrt(d)"')

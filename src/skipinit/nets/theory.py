@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ..config import TheoryConfig
-from ..errors import ConfigError
+from ..errors import unknown_name
 from . import init
 from .architectures import THEORY_NETWORKS
 from .blocks import PreActivationBlock
@@ -22,16 +22,13 @@ from .norm import GhostBatchNorm2d
 
 def theory_net(config: TheoryConfig, generator: torch.Generator | None = None) -> ResidualNet:
     """Build one of the four; He where there are ReLUs, LeCun where all is linear."""
-    for name in ("blocks", "width", "in_channels"):
-        value = getattr(config, name)
-        if value is not None and value < 1:
-            raise ConfigError(f"{config.name}: {name} {value} is not allowed; it must be 1 or more")
+    if config.name not in THEORY_NETWORKS:
+        raise unknown_name("theory network", config.name, THEORY_NETWORKS)
     kind = THEORY_NETWORKS[config.name]
     channels, width = config.in_channels or kind.in_channels, config.width or kind.width
-    norm = GhostBatchNorm2d if kind.convolutional else nn.BatchNorm1d
 
     def before(features: int) -> Named:
-        layers: Named = {"norm": norm(features, momentum=1.0)} if kind.normalized else {}
+        layers: Named = {"norm": GhostBatchNorm2d(features, momentum=1.0)} if kind.normalized else {}
         return layers | ({"relu": nn.ReLU()} if kind.relu else {})
 
     def weights() -> Named:

@@ -1,0 +1,148 @@
+"""`skipinit train`, `skipinit evaluate`, `skipinit export`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+from rich.console import Console
+
+from ..data.catalog import describe
+from ..training.defaults import make_train_config
+from ..training.records import TrainResult
+from .flags import Json, NetworkFlags
+
+
+def _given(metavar: str) -> Any:
+    return tyro.conf.arg(metavar=metavar, help_behavior_hint="")
+
+
+def train(
+    model: str,
+    data: str,
+    out: Path,
+    network: Annotated[NetworkFlags, tyro.conf.arg(name="")] = NetworkFlags(),
+    lr: Annotated[float | None, _given("NUMBER")] = None,
+    batch_size: Annotated[int | None, _given("INT")] = None,
+    epochs: Annotated[int | None, _given("INT")] = None,
+    seed: int = 0,
+    momentum: float = 0.9,
+    dampening: float = 0.0,
+    l2: Annotated[float | None, _given("NUMBER")] = None,
+    schedule: Annotated[
+        Literal["cifar", "imagenet", "constant"] | None, _given("{cifar,imagenet,constant}")
+    ] = None,
+    precision: Literal["float32", "tf32", "bfloat16"] = "float32",
+    crop_padding: Literal["zero", "reflect"] = "zero",
+    no_augment: bool = False,
+    clean_train_loss: bool = False,
+    device: str = "auto",
+    micro_batch: Annotated[int | None, _given("INT")] = None,
+    tensorboard: bool = False,
+    json_: Json = False,
+) -> int:
+    """Train a network by the paper's protocol.
+
+    Everything of the run lies in one folder; the same command goes on where it stopped. What is not given
+    is the protocol's choice for the data set. Under torchrun, the processes share each batch.
+
+    Args:
+        model: Name of the network: see `skipinit models`.
+        data: digits, cifar10, cifar100, imagenet, gaussian, or a folder with train/ and val/ inside.
+        out: Folder of the run.
+        network: The network's scheme and options.
+        lr: Learning rate.
+        batch_size: Examples per update, over all processes.
+        epochs: Passes over the training set; the schedule scales with it.
+        seed: Of weights, data order, augmentation and dropout.
+        momentum: Of the heavy ball.
+        dampening: v <- momentum v + (1 - dampening) g; the paper's learning rates go with 0.9.
+        l2: Coefficient of half the squared weights.
+        schedule: Of the learning rate.
+        precision: Of the arithmetic; parameters are float32.
+        crop_padding: What random crops see beyond the image's edge.
+        no_augment: Train on the images as they are.
+        clean_train_loss: Also evaluate the loss on the unaugmented training set after each epoch.
+        device: auto, cpu, cuda or cuda:N.
+        micro_batch: Examples on the device at once.
+        tensorboard: Write TensorBoard events into the folder.
+    """
+    from ..training.api import train as train_run
+
+    entry = describe(data)
+    config = make_train_config(
+        network.config(model, in_channels=entry.shape[0], num_classes=entry.num_classes),
+        data,
+        lr=lr,
+        batch_size=batch_size,
+        epochs=epochs,
+        seed=seed,
+        momentum=momentum,
+        dampening=dampening,
+        l2=l2,
+        schedule=schedule,
+        precision=precision,
+        crop_padding=crop_padding,
+        augment=not no_augment,
+        clean_train_loss=clean_train_loss,
+    )
+    result = train_run(config, out, device=device, micro_batch=micro_batch, tensorboard=tensorboard)
+    if int(os.environ.get("RANK", "0")) == 0:
+        _show(result, out, json_)
+    return 128 + signal.SIGINT if result.state == "stopped" else 0
+
+
+def _show(result: TrainResult, out: Path, as_json: bool) -> None:
+    if as_json:
+        print(
+            json.dumps(
+                {"state": result.state, "step": result.step, "epochs": [asdict(r) for r in result.records]}
+            )
+        )
+        return
+    console = Console(highlight=False)
+    if result.state == "diverged":
+        console.print(f"diverged: the loss of step {result.step} was not finite. Recorded in {out}.")
+    elif result.state == "stopped":
+        console.print(f"stopped after {result.step} steps. Run the same command to go on.")
+    if result.final:
+        console.print(
+            f"epoch {result.final.epoch}: test accuracy {result.final.test_accuracy:.2f} %, "
+            f"test loss {result.final.test_loss:.4f}, training loss {result.final.train_loss:.4f}. "
+            f"All epochs in {out / 'metrics.jsonl'}."
+        )
+
+
+def evaluate(run: tyro.conf.Positional[Path], device: str = "auto", json_: Json = False) -> None:
+    """Measure a run's newest checkpoint on the test set.
+
+    Args:
+        run: Folder of the run.
+        device: auto, cpu, cuda or cuda:N.
+    """
+    from ..training.checkpoint import evaluate_run
+
+    accuracy, loss = evaluate_run(run, device)
+    if json_:
+        print(json.dumps({"test_accuracy": accuracy, "test_loss": loss}))
+    else:
+        print(f"test accuracy {accuracy:.2f} %, test loss {loss:.4f}")
+
+
+def export(run: tyro.conf.Positional[Path], out: Path, onnx: bool = False) -> None:
+    """Turn a run's newest checkpoint into a folder that `skipinit.from_pretrained` loads.
+
+    Args:
+        run: Folder of the run.
+        out: Folder to write.
+        onnx: Also write model.onnx (extra `onnx`).
+    """
+    from ..training.checkpoint import export_run
+
+    export_run(run, out, onnx)
+    print(out)

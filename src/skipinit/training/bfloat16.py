@@ -1,0 +1,76 @@
+"""bfloat16 convolutions on a GPU without a cast per weight and step.
+
+The weights stay float32. Autocast would cast each of them in every forward pass and each gradient back in
+every backward pass: two tiny kernels a layer, thousands in a deep network. Here all weights are copied to
+bfloat16 at once, by `refresh`, and the gradients of 3x3 weights are born in float32.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .convolution import convolve_3x3, weight_gradient_3x3
+
+_aten = torch.ops.aten
+
+
+class _Convolve(torch.autograd.Function):
+    """Convolution by `rounded`, whose gradient goes to `weight`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, rounded: Tensor, stride: int, padding: int) -> Tensor:
+        x = x.contiguous(memory_format=torch.channels_last)
+        ctx.save_for_backward(x, rounded)
+        ctx.shape = [stride, stride], [padding, padding], [1, 1], False, [0, 0], 1
+        ctx.three_by_three = rounded.shape[2:] == (3, 3) and stride == 1
+        ctx.few = ctx.three_by_three and {*rounded.shape[:2]} <= {16, 32, 64}
+        few = convolve_3x3(x, rounded, False) if ctx.few else None
+        out: Tensor = _aten.convolution(x, rounded, None, *ctx.shape) if few is None else few
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor, None, None, None]:
+        x, rounded = ctx.saved_tensors
+        grad = grad.contiguous(memory_format=torch.channels_last)
+        ours = ctx.three_by_three and min(rounded.shape[:2]) >= 16 and max(rounded.shape[:2]) <= 128
+        wanted = [ctx.needs_input_grad[0] and not ctx.few, not ours, False]
+        grad_x, grad_weight, _ = _aten.convolution_backward(grad, x, rounded, None, *ctx.shape, wanted)
+        if ctx.few:
+            grad_x = convolve_3x3(grad, rounded, True)
+        grad_weight = weight_gradient_3x3(x, grad) if ours else grad_weight.float()
+        return grad_x, grad_weight, None, None, None
+
+
+class BFloat16Conv2d(nn.Conv2d):
+    """W * x in bfloat16, W float32"""
+
+    rounded: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The bias is added in bfloat16, too."""
+        x = x.to(torch.bfloat16)
+        padding = int(self.padding[0])
+        arguments = (x, self.weight, self.rounded, self.stride[0], padding)
+        out: Tensor = _Convolve.apply(*arguments)  # type: ignore[no-untyped-call]
+        return out if self.bias is None else out + self.bias.to(torch.bfloat16)[:, None, None]
+
+
+class RoundedWeights:
+    """The bfloat16 copies of a network's convolution weights."""
+
+    def __init__(self, model: nn.Module) -> None:
+        convolutions = [module for module in model.modules() if type(module) is nn.Conv2d]
+        for convolution in convolutions:
+            convolution.__class__ = BFloat16Conv2d  # same parameters under the same names, another forward
+            copy = convolution.weight.detach().to(torch.bfloat16)
+            convolution.register_buffer("rounded", copy, persistent=False)
+        self.weights = [convolution.weight for convolution in convolutions]
+        self.copies = [convolution.get_buffer("rounded") for convolution in convolutions]
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Copy the weights as they are now; to be called before every use of the network."""
+        torch._foreach_copy_(self.copies, self.weights)

@@ -1,0 +1,115 @@
+"""The training loop, for one run or many: a lone run is a list of one.
+
+All runs share data set, batch size and length, and stand at the same step. A run that goes non-finite has
+its result and leaves; the others go on as if it had never been there.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from .data import Data
+from .executor import Executor, make_executor
+from .records import EpochRecord
+from .run import Run
+from .stop import Stop
+
+
+class Observer(Protocol):
+    """Who wants to know, and who keeps what must not be lost."""
+
+    def advanced(self, runs: Sequence[Run], position: int) -> None:
+        """So many steps are done."""
+
+    def recorded(self, run: Run, record: EpochRecord) -> None:
+        """A run has finished an epoch."""
+
+    def diverged(self, run: Run, step: int) -> None:
+        """A run's loss at this step, counted from 0, was not finite: that is its result."""
+
+    def paused(self, runs: Sequence[Run], last: bool) -> None:
+        """The runs stand still: a moment for checkpoints, and the last one if they will not go on."""
+
+
+def train_together(runs: Sequence[Run], data: Data, observer: Observer, stop: Stop) -> None:
+    """Train to the end, or until asked to stop; the observer hears of everything."""
+    pack = make_executor(runs, data.on_device)
+    world, batch_size = runs[0].world, runs[0].config.batch_size
+    position, total, steps_per_epoch = runs[0].position, runs[0].total_steps, runs[0].source.steps_per_epoch
+    while pack.runs and position < total:
+        epoch, first = divmod(position, steps_per_epoch)
+        for run in pack.runs:
+            run.source.begin(epoch, first)
+        started = time.perf_counter()
+        for place in range(first, steps_per_epoch):
+            for run in pack.runs:
+                run.source.fetch()
+            pack.step()
+            position += 1
+            if position % pack.poll_every and place < steps_per_epoch - 1:
+                continue
+            pack = _without(_diverged(pack.runs, epoch, observer), pack, data)
+            observer.advanced(pack.runs, position)
+            if not pack.runs:
+                return
+            if world.any(stop.requested) and place < steps_per_epoch - 1:
+                observer.paused(pack.runs, last=True)
+                return
+        images_per_second = (steps_per_epoch - first) * batch_size / (time.perf_counter() - started)
+        pack = _without(_record_epoch(pack, data, epoch, images_per_second, observer), pack, data)
+        stopping = world.any(stop.requested)
+        observer.paused(pack.runs, last=stopping or position == total)
+        if stopping:
+            return
+
+
+def _without(lost: Sequence[Run], pack: Executor, data: Data) -> Executor:
+    """The pack, or a smaller one of the runs that are left."""
+    left = [run for run in pack.runs if run not in lost]
+    return pack if not lost else make_executor(left, data.on_device)
+
+
+def _diverged(runs: Sequence[Run], epoch: int, observer: Observer) -> list[Run]:
+    """The runs whose loss is no longer finite, after telling the observer."""
+    lost = []
+    for run in runs:
+        broken = run.epoch_losses().isfinite().logical_not().nonzero()
+        if len(broken):
+            observer.diverged(run, epoch * run.source.steps_per_epoch + int(broken[0]))
+            lost.append(run)
+    return lost
+
+
+def _record_epoch(
+    pack: Executor, data: Data, epoch: int, images_per_second: float, observer: Observer
+) -> list[Run]:
+    """Evaluate every run and hand over its record of the epoch; returns those that broke in its last step."""
+    tests = pack.score(data.score_test)
+    cleans: Sequence[Tensor | None] = [None] * len(pack.runs)
+    if any(run.config.clean_train_loss for run in pack.runs):
+        cleans = pack.score(data.score_train)
+    lost = []
+    for run, test, clean in zip(pack.runs, tests, cleans, strict=True):
+        test_loss, right = run.world.sum(test).tolist()
+        last_step = (epoch + 1) * run.source.steps_per_epoch - 1
+        if not math.isfinite(test_loss):
+            observer.diverged(run, last_step)
+            lost.append(run)
+            continue
+        record = EpochRecord(
+            epoch=epoch + 1,
+            train_loss=float(run.epoch_losses().double().mean()),
+            test_accuracy=100 * right / data.test_size,
+            test_loss=test_loss / data.test_size,
+            lr=run.rates[last_step],
+            images_per_second=images_per_second,
+            clean_train_loss=None if clean is None else float(run.world.sum(clean)[0]) / data.train_size,
+        )
+        run.records.append(record)
+        observer.recorded(run, record)
+    return lost

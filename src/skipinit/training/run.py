@@ -1,0 +1,191 @@
+"""One training run: a network, its optimizer, its batches, its randomness, and how far it has come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+from ..config import TrainConfig
+from ..data.seeds import mix
+from ..errors import ConfigError
+from ..nets.create import build
+from ..nets.layers import Dropout
+from ..nets.norm import GhostBatchNorm2d
+from .batches import Source
+from .compile import compile_pieces
+from .records import EpochRecord
+from .running_statistics import RunningStatistics
+from .schedule import learning_rates
+from .sgd import make_optimizer, momentum_buffers
+from .world import World
+
+if TYPE_CHECKING:
+    from .bfloat16 import RoundedWeights
+
+
+class Run:
+    """A run's numbers depend on its config alone, never on which runs share its device."""
+
+    def __init__(self, config: TrainConfig, source: Source, world: World, micro_batch: int) -> None:
+        self.config, self.source, self.world = config, source, world
+        device = world.device
+        self.model = build(config.model, seed=mix("weights", config.seed))
+        self.micro_batch = _fit_micro_batch(self.model, config, world, micro_batch)
+        self.model.to(device)
+        self.network: nn.Module = self.model
+        self.rounded: RoundedWeights | None = None
+        if device.type == "cuda":
+            # Tensor cores read channels last; anything else is transposed on the way in and out.
+            self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            if config.precision == "bfloat16":
+                from .bfloat16 import RoundedWeights  # needs Triton, which only GPU builds of torch bring
+
+                self.rounded = RoundedWeights(self.model)
+            compile_pieces(self.model)
+        if world.size > 1:
+            self.network = DistributedDataParallel(self.model, broadcast_buffers=False)
+        self.loss = torch.compile(summed_cross_entropy) if device.type == "cuda" else summed_cross_entropy
+        self.rates = learning_rates(config, source.steps_per_epoch)
+        self.rate_table = torch.tensor(self.rates, dtype=torch.float32, device=device)
+        self.lr = torch.zeros((), device=device)
+        self.optimizer = make_optimizer(self.model, config, self.lr)
+        self.statistics = RunningStatistics(self.model, world, config.batch_size)
+        self.dropouts = [module for module in self.model.modules() if isinstance(module, Dropout)]
+        self.generator = torch.Generator(device).manual_seed(mix("dropout", config.seed))
+        self.step = torch.zeros((), dtype=torch.int64, device=device)
+        """Steps taken. On the device, so that a captured graph counts them itself."""
+        self.losses = torch.zeros(source.steps_per_epoch, device=device)
+        """This process's part of the loss of every batch of the epoch."""
+        self.records: list[EpochRecord] = []
+
+    def train_step(self) -> None:
+        """One update from one batch. Only the device is involved, so a CUDA graph can replay it."""
+        place = self.step % self.source.steps_per_epoch
+        images, labels = self.source.batch(place)
+        if images.is_cuda:
+            images = images.contiguous(memory_format=torch.channels_last)
+        self.prepare_weights()
+        self.optimizer.zero_grad(set_to_none=True)
+        before = self.statistics.remember()
+        loss = self._accumulate_gradients(images, labels)
+        self.statistics.join(before)
+        self.lr.copy_(self.rate_table.index_select(0, self.step.view(1)).squeeze())
+        self.optimizer.step()
+        self.losses.index_copy_(0, place.view(1), loss.view(1))
+        self.step += 1
+
+    def prepare_weights(self) -> None:
+        """Bring what is derived from the weights up to date; before every use of the network."""
+        if self.rounded:
+            self.rounded.refresh()
+
+    def _accumulate_gradients(self, images: Tensor, labels: Tensor) -> Tensor:
+        """Leave the gradient of the batch's mean loss; returns this process's part of that loss."""
+        total = torch.zeros((), device=images.device)
+        parts = [
+            *zip(images.split(self.micro_batch), labels.split(self.micro_batch), self._masks(), strict=True)
+        ]
+        for number, (some, their_labels, mask) in enumerate(parts, 1):
+            for dropout in self.dropouts:
+                dropout.mask = mask
+            with self._exchange(last=number == len(parts)):
+                with self.autocast():
+                    logits = self.network(some)
+                loss = self.loss(logits, their_labels) / self.config.batch_size
+                # Several processes average their gradients; the loss is divided by the global batch already.
+                (loss * self.world.size).backward()
+            total += loss.detach()
+        return total
+
+    def _masks(self) -> Iterator[Tensor | None]:
+        """Dropout's choices for each micro-batch, out of one draw for the global batch."""
+        local = self.config.batch_size // self.world.size
+        if not self.dropouts:
+            yield from [None] * (-(-local // self.micro_batch))
+            return
+        (dropout,) = self.dropouts
+        shape = (self.config.batch_size, dropout.features)
+        chance = torch.rand(shape, generator=self.generator, device=self.world.device)
+        yield from self.world.share(chance >= dropout.p).split(self.micro_batch)
+
+    def _exchange(self, last: bool) -> AbstractContextManager[None]:
+        """Processes exchange gradients once a step, with the last micro-batch."""
+        if isinstance(self.network, DistributedDataParallel) and not last:
+            return self.network.no_sync()
+        return nullcontext()
+
+    def autocast(self) -> torch.autocast:
+        """The arithmetic of the config's precision. No cache: a graph must hold its own casts."""
+        enabled = self.config.precision == "bfloat16"
+        kind = self.world.device.type
+        return torch.autocast(kind, dtype=torch.bfloat16, enabled=enabled, cache_enabled=False)
+
+    def epoch_losses(self) -> Tensor:
+        """The losses of this epoch's batches so far, over all processes, on the host."""
+        taken = self.position % self.source.steps_per_epoch or self.source.steps_per_epoch
+        return self.world.sum(self.losses.clone())[:taken].cpu()
+
+    @property
+    def position(self) -> int:
+        """Steps taken, on the host; waits for the device."""
+        return int(self.step)
+
+    @property
+    def total_steps(self) -> int:
+        """Steps of the whole run."""
+        return len(self.rates)
+
+    def changing_tensors(self) -> list[Tensor]:
+        """Everything on the device that a step changes."""
+        state = self.model.state_dict().values()
+        return [*state, *momentum_buffers(self.optimizer), self.step, self.losses]
+
+    def state(self) -> dict[str, Any]:
+        """All that a resumed run needs, as tensors and plain values."""
+        return {
+            "tensors": [tensor.cpu() for tensor in self.changing_tensors()],
+            "generator": self.generator.get_state(),
+            "records": [asdict(record) for record in self.records],
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go back to a state."""
+        for tensor, saved in zip(self.changing_tensors(), state["tensors"], strict=True):
+            tensor.copy_(saved)
+        self.generator.set_state(state["generator"])
+        self.records = [EpochRecord(**record) for record in state["records"]]
+
+
+def summed_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """The loss in float32, whatever the precision of the network."""
+    return F.cross_entropy(logits.float(), labels, reduction="sum")
+
+
+def _fit_micro_batch(model: nn.Module, config: TrainConfig, world: World, limit: int) -> int:
+    """The largest micro-batch of at most `limit` examples that splits a process's part of a batch evenly."""
+    if config.batch_size % world.size:
+        raise ConfigError(f"{world.size} processes cannot share a batch of {config.batch_size} evenly")
+    local = config.batch_size // world.size
+    ghosts = {module.ghost_batch for module in model.modules() if isinstance(module, GhostBatchNorm2d)}
+    if not ghosts:
+        unit = 1
+    elif None in ghosts:
+        if world.size > 1:
+            raise ConfigError(
+                f"batch statistics over the whole batch of {config.batch_size} need a single process; "
+                f"give a ghost_batch that divides {local}"
+            )
+        unit = local
+    else:
+        unit = next(ghost for ghost in ghosts if ghost is not None)
+        if local % unit:
+            raise ConfigError(f"ghost_batch {unit} does not divide the {local} examples of each process")
+    sizes = [unit * n for n in range(1, local // unit + 1) if local % (unit * n) == 0]
+    return max((size for size in sizes if size <= limit), default=unit)
