@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from .nets.l2 import l2_parameters
     from .nets.norm import GhostBatchNorm2d
     from .nets.schemes import list_schemes
+    from .probing.finder import find_residual_adds
+    from .probing.measure import probe
     from .training.api import train
     from .training.defaults import make_train_config
     from .training.records import TrainResult
@@ -39,7 +41,9 @@ _HOME = {
     "l2_parameters": "nets.l2",
     "list_models": "nets.architectures",
     "list_schemes": "nets.schemes",
+    "find_residual_adds": "probing.finder",
     "make_train_config": "training.defaults",
+    "probe": "probing.measure",
     "train": "training.api",
 }
 

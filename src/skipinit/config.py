@@ -13,9 +13,18 @@ import hashlib
 import json
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from .errors import ConfigError
+
+Schedule = Literal["cifar", "imagenet", "constant"]
+Precision = Literal["float32", "tf32", "bfloat16"]
+CropPadding = Literal["zero", "reflect"]
+_CHOICES = {
+    "schedule": get_args(Schedule),
+    "precision": get_args(Precision),
+    "crop_padding": get_args(CropPadding),
+}
 
 
 @dataclass(frozen=True)
@@ -82,10 +91,10 @@ class TrainConfig:
     """v <- momentum v + (1 - dampening) g. The paper's learning rates are those of 0.9."""
     l2: float = 5e-4
     """Coefficient c of c/2 |w|^2 over convolution and dense weights."""
-    schedule: Literal["cifar", "imagenet", "constant"] = "cifar"
-    precision: Literal["float32", "tf32", "bfloat16"] = "float32"
+    schedule: Schedule = "cifar"
+    precision: Precision = "float32"
     """Of the arithmetic; parameters and optimizer state are float32 in any case."""
-    crop_padding: Literal["zero", "reflect"] = "zero"
+    crop_padding: CropPadding = "zero"
     augment: bool = True
     clean_train_loss: bool = False
     """Also evaluate the loss over the clean training set after every epoch."""
@@ -99,6 +108,8 @@ class TrainConfig:
         _require(0 <= self.momentum < 1, "momentum", self.momentum, "in [0, 1)")
         _require(0 <= self.dampening < 1, "dampening", self.dampening, "in [0, 1)")
         _require(math.isfinite(self.l2) and self.l2 >= 0, "l2", self.l2, "0 or more")
+        for name, kinds in _CHOICES.items():
+            _require(getattr(self, name) in kinds, name, getattr(self, name), f"one of {', '.join(kinds)}")
 
 
 def _make_floats(config: object, *names: str) -> None:

@@ -34,7 +34,12 @@ class Provenance:
 
 
 def source_commit() -> str | None:
-    """The commit of the checkout this package is part of, with `-dirty` where it was changed."""
+    """The commit of the checkout this package is part of, with `-dirty` where it was changed.
+
+    A copy sent to another machine without its repository is told by the variable SKIPINIT_COMMIT.
+    """
+    if told := os.environ.get("SKIPINIT_COMMIT"):
+        return told
     here = Path(__file__).resolve()
     # An installed copy may lie inside a checkout of something else: it must be tracked to count.
     if _git(here.parent, "ls-files", "--error-unmatch", here.name) is None:

@@ -7,11 +7,11 @@ import os
 import signal
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import tyro
-from rich.console import Console
 
+from ..config import CropPadding, Precision, Schedule, identity
 from ..data.catalog import describe
 from ..training.defaults import make_train_config
 from ..training.records import TrainResult
@@ -25,7 +25,7 @@ def _given(metavar: str) -> Any:
 def train(
     model: str,
     data: str,
-    out: Path,
+    out: Annotated[Path | None, _given("DIR")] = None,
     network: Annotated[NetworkFlags, tyro.conf.arg(name="")] = NetworkFlags(),
     lr: Annotated[float | None, _given("NUMBER")] = None,
     batch_size: Annotated[int | None, _given("INT")] = None,
@@ -34,11 +34,9 @@ def train(
     momentum: float = 0.9,
     dampening: float = 0.0,
     l2: Annotated[float | None, _given("NUMBER")] = None,
-    schedule: Annotated[
-        Literal["cifar", "imagenet", "constant"] | None, _given("{cifar,imagenet,constant}")
-    ] = None,
-    precision: Literal["float32", "tf32", "bfloat16"] = "float32",
-    crop_padding: Literal["zero", "reflect"] = "zero",
+    schedule: Annotated[Schedule | None, _given("{cifar,imagenet,constant}")] = None,
+    precision: Precision = "float32",
+    crop_padding: CropPadding = "zero",
     no_augment: bool = False,
     clean_train_loss: bool = False,
     device: str = "auto",
@@ -54,7 +52,7 @@ def train(
     Args:
         model: Name of the network: see `skipinit models`.
         data: digits, cifar10, cifar100, imagenet, gaussian, or a folder with train/ and val/ inside.
-        out: Folder of the run.
+        out: Folder of the run; runs/MODEL-SCHEME-DATA-IDENTITY if not given.
         network: The network's scheme and options.
         lr: Learning rate.
         batch_size: Examples per update, over all processes.
@@ -91,6 +89,7 @@ def train(
         augment=not no_augment,
         clean_train_loss=clean_train_loss,
     )
+    out = out or Path("runs", f"{model}-{network.scheme}-{Path(data).name}-{identity(config)}")
     result = train_run(config, out, device=device, micro_batch=micro_batch, tensorboard=tensorboard)
     if int(os.environ.get("RANK", "0")) == 0:
         _show(result, out, json_)
@@ -99,22 +98,18 @@ def train(
 
 def _show(result: TrainResult, out: Path, as_json: bool) -> None:
     if as_json:
-        print(
-            json.dumps(
-                {"state": result.state, "step": result.step, "epochs": [asdict(r) for r in result.records]}
-            )
-        )
+        epochs = [asdict(record) for record in result.records]
+        print(json.dumps({"state": result.state, "step": result.step, "out": str(out), "epochs": epochs}))
         return
-    console = Console(highlight=False)
     if result.state == "diverged":
-        console.print(f"diverged: the loss of step {result.step} was not finite. Recorded in {out}.")
+        print(f"diverged at step {result.step}: the loss was not finite; recorded in {out}")
     elif result.state == "stopped":
-        console.print(f"stopped after {result.step} steps. Run the same command to go on.")
+        print(f"stopped after {result.step} steps; run the same command to go on")
     if result.final:
-        console.print(
+        print(
             f"epoch {result.final.epoch}: test accuracy {result.final.test_accuracy:.2f} %, "
-            f"test loss {result.final.test_loss:.4f}, training loss {result.final.train_loss:.4f}. "
-            f"All epochs in {out / 'metrics.jsonl'}."
+            f"test loss {result.final.test_loss:.4f}, training loss {result.final.train_loss:.4f}; "
+            f"all epochs in {out / 'metrics.jsonl'}"
         )
 
 

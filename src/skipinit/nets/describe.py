@@ -52,11 +52,9 @@ def describe(config: ModelConfig | TheoryConfig) -> Description:
     with torch.device("meta"):
         model = build(config)
         shape = _input_shape(config, model.in_channels)
-        # Test batches with statistics of their own must hold a whole ghost.
-        examples = getattr(config, "ghost_batch", None) or 1
         # Counting needs no training statistics, which a batch of one may not have.
         with FlopCounterMode(display=False) as counter, torch.no_grad():
-            model.eval()(torch.empty(examples, *shape))
+            model.eval()(torch.empty(1, *shape))
     scalars = [name for name, parameter in model.named_parameters() if parameter.dim() == 0]
     return Description(
         config=model.config,
@@ -64,7 +62,7 @@ def describe(config: ModelConfig | TheoryConfig) -> Description:
         num_blocks=model.num_blocks,
         parameters=count_parameters(model),
         l2_parameters=sum(parameter.numel() for parameter in l2_parameters(model).values()),
-        macs=counter.get_total_flops() // (2 * examples),
+        macs=counter.get_total_flops() // 2,
         norms=sum(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()),
         branch_scalars=sum(name.endswith("merge.alpha") for name in scalars),
         scalar_biases=sum(name.endswith(".bias") for name in scalars),

@@ -71,7 +71,7 @@ class GhostBatchNorm2d(nn.BatchNorm2d):
         return out.view(batch // ghosts, ghosts, *x.shape[1:]).transpose(0, 1).flatten(0, 1)
 
     def _count_ghosts(self, batch: int) -> int:
-        if self.ghost_batch is None:
+        if self.ghost_batch is None or not self.training:  # a test batch is one group, whatever its size
             return 1
         if batch % self.ghost_batch:
             raise ConfigError(f"ghost_batch {self.ghost_batch} does not divide the batch of {batch} examples")

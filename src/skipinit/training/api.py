@@ -79,7 +79,8 @@ class _Keeper:
 
     def __init__(self, folder: RunFolder | None, bar: Bar, checkpoint_seconds: float, events: bool) -> None:
         self.folder, self.bar, self.checkpoint_seconds = folder, bar, checkpoint_seconds
-        self.events = Events(folder.path / "tensorboard") if folder and events else None
+        self.writes_events = events
+        self.events: Events | None = None
         self.kept_at = time.monotonic()
         self.diverged_at: int | None = None
 
@@ -87,6 +88,8 @@ class _Keeper:
         """Take the run up where its checkpoint left it."""
         if self.folder:
             self.folder.rewind(run.records)
+            if self.writes_events:
+                self.events = Events(self.folder.path / "tensorboard", len(run.records))
         self.bar.update(run.position, "training")
 
     def advanced(self, runs: Sequence[Run], position: int) -> None:

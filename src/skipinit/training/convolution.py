@@ -110,7 +110,8 @@ def convolve_3x3(x: Tensor, weight: Tensor, to_input: bool) -> Tensor:
     K, C = weight.shape[:2]
     channels = (K, C) if to_input else (C, K)
     strides = (9 * C, 1) if to_input else (1, 9 * C)
-    y = torch.empty((images, height, width, channels[1]), dtype=x.dtype, device=x.device)
+    shape = (images, channels[1], height, width)
+    y = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
     pixels = images * height * width
     torch.library.wrap_triton(_convolve)[(triton.cdiv(pixels, _PIXELS_AT_ONCE),)](
         x, weight, y, pixels,
@@ -118,7 +119,7 @@ def convolve_3x3(x: Tensor, weight: Tensor, to_input: bool) -> Tensor:
         TAP=C, STRIDE_C=strides[0], STRIDE_K=strides[1], P=_PIXELS_AT_ONCE,
         num_warps=4 if max(channels) <= 32 else 8,
     )  # fmt: skip
-    return y.permute(0, 3, 1, 2)
+    return y
 
 
 @torch.library.triton_op("skipinit::weight_gradient_3x3", mutates_args={})
@@ -132,8 +133,8 @@ def weight_gradient_3x3(x: Tensor, grad: Tensor) -> Tensor:
     programs = _PROGRAMS if tiles == 1 and max(C, K) <= 32 else _PROGRAMS // 2
     count = max(1, programs // (3 * tiles))
     share = triton.cdiv(triton.cdiv(pixels, count), _SHARE_PIXELS_AT_ONCE) * _SHARE_PIXELS_AT_ONCE
-    shares = torch.empty((count, K * 9 * C), dtype=torch.float32, device=x.device)
-    total = torch.empty((K, 3, 3, C), dtype=torch.float32, device=x.device)
+    shares = torch.empty((count, K * 9 * C), device=x.device)
+    total = torch.empty((K, C, 3, 3), device=x.device, memory_format=torch.channels_last)
     torch.library.wrap_triton(_sum_share)[(count, 3, tiles)](
         x, grad, shares, pixels, share,
         HEIGHT=height, WIDTH=width, C=C, K=K, TILE_C=tile_c, TILE_K=tile_k, P=_SHARE_PIXELS_AT_ONCE,
@@ -142,4 +143,4 @@ def weight_gradient_3x3(x: Tensor, grad: Tensor) -> Tensor:
     torch.library.wrap_triton(_add_shares)[(triton.cdiv(size, elements),)](
         shares, total, count, size, MOST=triton.next_power_of_2(count), E=elements
     )
-    return total.permute(0, 3, 1, 2)
+    return total

@@ -41,7 +41,7 @@ def _score(run: Run, images: Tensor, labels: Tensor) -> Tensor:
     prepared = standardize(images)
     if prepared.is_cuda:
         prepared = prepared.contiguous(memory_format=torch.channels_last)
-    with run.autocast():
+    with run.arithmetic():
         logits = run.model(prepared).float()
     loss = summed_cross_entropy(logits, labels)
     right = (logits.argmax(1) == labels).sum()

@@ -10,17 +10,20 @@ from torch import Tensor
 
 from .run import Run
 
+_STEPS_BETWEEN_LOOKS = 100
+"""On a GPU, where a look waits for the device; on the CPU it costs nothing."""
+
 Score = Callable[[Run], Tensor]
 
 
 class InTurn:
     """Each run steps after the other."""
 
-    poll_every = 1
-    """Steps between looks at the losses: on the CPU a look costs nothing."""
-
     def __init__(self, runs: Sequence[Run]) -> None:
         self.runs = runs
+        on_cpu = all(run.world.device.type == "cpu" for run in runs)
+        self.poll_every = 1 if on_cpu else _STEPS_BETWEEN_LOOKS
+        """Steps between looks at the losses."""
 
     def step(self) -> None:
         """One training step of every run."""
@@ -38,8 +41,7 @@ class InTurn:
 class OneGraph:
     """A step of all runs is one graph launch: no Python between kernels, and runs fill each other's gaps."""
 
-    poll_every = 100
-    """A look waits for the device."""
+    poll_every = _STEPS_BETWEEN_LOOKS
 
     def __init__(self, runs: Sequence[Run], capture_scores: bool) -> None:
         self.runs = runs

@@ -107,6 +107,8 @@ class RunFolder:
     def _load_into(self, restore: Callable[[dict[str, Any]], None]) -> None:
         try:
             restore(torch.load(self._checkpoint, map_location="cpu", weights_only=True))
+        except SkipinitError:
+            raise
         except Exception as error:  # torch raises half a dozen kinds for a damaged file
             reason = str(error).partition("\n")[0]
             raise DataError(

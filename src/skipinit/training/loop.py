@@ -108,8 +108,13 @@ def _record_epoch(
             test_loss=test_loss / data.test_size,
             lr=run.rates[last_step],
             images_per_second=images_per_second,
-            clean_train_loss=None if clean is None else float(run.world.sum(clean)[0]) / data.train_size,
+            clean_train_loss=_mean(clean, run, data) if run.config.clean_train_loss else None,
         )
         run.records.append(record)
         observer.recorded(run, record)
     return lost
+
+
+def _mean(score: Tensor | None, run: Run, data: Data) -> float | None:
+    """The mean loss in a score of the training set."""
+    return None if score is None else float(run.world.sum(score)[0]) / data.train_size

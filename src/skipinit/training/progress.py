@@ -21,6 +21,11 @@ class Bar:
         if self.progress is not None and self.task is not None:
             self.progress.update(self.task, completed=done, description=words)
 
+    def advance(self, steps: int) -> None:
+        """Move by so many steps."""
+        if self.progress is not None and self.task is not None:
+            self.progress.advance(self.task, steps)
+
 
 @contextmanager
 def steps_bar(total: int, shown: bool) -> Iterator[Bar]:

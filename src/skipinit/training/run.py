@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +51,7 @@ class Run:
                 self.rounded = RoundedWeights(self.model)
             compile_pieces(self.model)
         if world.size > 1:
-            self.network = DistributedDataParallel(self.model, broadcast_buffers=False)
+            self.network = _share_gradients(self.model)
         self.loss = torch.compile(summed_cross_entropy) if device.type == "cuda" else summed_cross_entropy
         self.rates = learning_rates(config, source.steps_per_epoch)
         self.rate_table = torch.tensor(self.rates, dtype=torch.float32, device=device)
@@ -62,7 +63,7 @@ class Run:
         self.step = torch.zeros((), dtype=torch.int64, device=device)
         """Steps taken. On the device, so that a captured graph counts them itself."""
         self.losses = torch.zeros(source.steps_per_epoch, device=device)
-        """This process's part of the loss of every batch of the epoch."""
+        """The loss of every batch of the epoch."""
         self.records: list[EpochRecord] = []
 
     def train_step(self) -> None:
@@ -74,11 +75,12 @@ class Run:
         self.prepare_weights()
         self.optimizer.zero_grad(set_to_none=True)
         before = self.statistics.remember()
-        loss = self._accumulate_gradients(images, labels)
+        with self.arithmetic():
+            loss = self._accumulate_gradients(images, labels)
         self.statistics.join(before)
         self.lr.copy_(self.rate_table.index_select(0, self.step.view(1)).squeeze())
         self.optimizer.step()
-        self.losses.index_copy_(0, place.view(1), loss.view(1))
+        self.losses.index_copy_(0, place.view(1), self.world.sum(loss).view(1))
         self.step += 1
 
     def prepare_weights(self) -> None:
@@ -96,9 +98,7 @@ class Run:
             for dropout in self.dropouts:
                 dropout.mask = mask
             with self._exchange(last=number == len(parts)):
-                with self.autocast():
-                    logits = self.network(some)
-                loss = self.loss(logits, their_labels) / self.config.batch_size
+                loss = self.loss(self.network(some), their_labels) / self.config.batch_size
                 # Several processes average their gradients; the loss is divided by the global batch already.
                 (loss * self.world.size).backward()
             total += loss.detach()
@@ -121,21 +121,31 @@ class Run:
             return self.network.no_sync()
         return nullcontext()
 
-    def autocast(self) -> torch.autocast:
-        """The arithmetic of the config's precision. No cache: a graph must hold its own casts."""
-        enabled = self.config.precision == "bfloat16"
+    @contextmanager
+    def arithmetic(self) -> Iterator[None]:
+        """The config's precision; on a GPU, cuDNN chooses its kernels by trying them."""
+        precision = self.config.precision
         kind = self.world.device.type
-        return torch.autocast(kind, dtype=torch.bfloat16, enabled=enabled, cache_enabled=False)
+        # No cache: a captured graph must hold its own casts.
+        autocast = torch.autocast(kind, torch.bfloat16, enabled=precision == "bfloat16", cache_enabled=False)
+        cudnn = torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=precision != "float32")
+        with cudnn, autocast:
+            yield
 
     def epoch_losses(self) -> Tensor:
-        """The losses of this epoch's batches so far, over all processes, on the host."""
+        """The losses of this epoch's batches so far, on the host."""
         taken = self.position % self.source.steps_per_epoch or self.source.steps_per_epoch
-        return self.world.sum(self.losses.clone())[:taken].cpu()
+        return self.losses[:taken].cpu()
 
     @property
     def position(self) -> int:
         """Steps taken, on the host; waits for the device."""
         return int(self.step)
+
+    @staticmethod
+    def position_of(state: dict[str, Any]) -> int:
+        """Steps that a run with this state has taken."""
+        return int(state["tensors"][-2])
 
     @property
     def total_steps(self) -> int:
@@ -151,16 +161,31 @@ class Run:
         """All that a resumed run needs, as tensors and plain values."""
         return {
             "tensors": [tensor.cpu() for tensor in self.changing_tensors()],
+            "device": self.world.device.type,
             "generator": self.generator.get_state(),
             "records": [asdict(record) for record in self.records],
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go back to a state."""
+        """Go back to a state; from another kind of device only where there is no dropout to go on with."""
+        if state["device"] == self.world.device.type:
+            self.generator.set_state(state["generator"])
+        elif self.dropouts:
+            raise ConfigError(
+                f"this run has dropout and was begun on {state['device']}, whose random numbers "
+                f"{self.world.device.type} cannot go on with; use --device {state['device']}"
+            )
         for tensor, saved in zip(self.changing_tensors(), state["tensors"], strict=True):
             tensor.copy_(saved)
-        self.generator.set_state(state["generator"])
         self.records = [EpochRecord(**record) for record in state["records"]]
+
+
+def _share_gradients(model: nn.Module) -> nn.Module:
+    """The network, averaging its gradients over all processes; running averages are joined elsewhere."""
+    with warnings.catch_warnings():
+        # Newer torch has another name for it, which 2.11 does not know.
+        warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
+        return DistributedDataParallel(model, broadcast_buffers=False)
 
 
 def summed_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
@@ -169,7 +194,7 @@ def summed_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def _fit_micro_batch(model: nn.Module, config: TrainConfig, world: World, limit: int) -> int:
-    """The largest micro-batch of at most `limit` examples that splits a process's part of a batch evenly."""
+    """The largest number of whole ghosts of at most `limit` examples; the last micro-batch may have fewer."""
     if config.batch_size % world.size:
         raise ConfigError(f"{world.size} processes cannot share a batch of {config.batch_size} evenly")
     local = config.batch_size // world.size
@@ -187,5 +212,4 @@ def _fit_micro_batch(model: nn.Module, config: TrainConfig, world: World, limit:
         unit = next(ghost for ghost in ghosts if ghost is not None)
         if local % unit:
             raise ConfigError(f"ghost_batch {unit} does not divide the {local} examples of each process")
-    sizes = [unit * n for n in range(1, local // unit + 1) if local % (unit * n) == 0]
-    return max((size for size in sizes if size <= limit), default=unit)
+    return min(max(limit // unit, 1) * unit, local)

@@ -12,12 +12,12 @@ from .records import EpochRecord
 class Events:
     """Writes each record's numbers under their own names."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, epochs_done: int) -> None:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             raise ConfigError("TensorBoard is not installed; pip install 'skipinit[tensorboard]'") from None
-        self.writer = SummaryWriter(str(folder))
+        self.writer = SummaryWriter(str(folder), purge_step=epochs_done + 1)
 
     def add(self, record: EpochRecord) -> None:
         """One point on each curve."""

@@ -1,0 +1,182 @@
+"""`skipinit probe`."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
+
+from ..data.catalog import DATA_SETS
+from ..errors import ConfigError, unknown_name
+from ..nets.architectures import THEORY_NETWORKS, find_architecture
+from .flags import Json, NetworkFlags
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from ..probing.report import ProbeReport
+
+_VALUES_PER_BATCH = 64 * 3 * 32 * 32
+_Count = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")]
+
+
+@dataclass(frozen=True)
+class TheoryFlags:
+    """Size of a theory network."""
+
+    blocks: _Count = None
+    """Residual blocks of a theory network."""
+    width: _Count = None
+    """Width of a theory network."""
+
+
+@dataclass(frozen=True)
+class InputFlags:
+    """What the model is fed."""
+
+    data: Literal["gaussian", "digits", "cifar10", "cifar100"] = "gaussian"
+    """What to feed the model."""
+    input: Annotated[str | None, tyro.conf.arg(metavar="SHAPE", help_behavior_hint="")] = None
+    """Shape of a Gaussian batch, such as 8x3x224x224; needed for a model of your own."""
+    batch_size: _Count = None
+    """Examples in the batch."""
+
+    def __post_init__(self) -> None:
+        if self.input is not None and (self.data != "gaussian" or self.batch_size is not None):
+            raise ConfigError("--input is the whole shape of a Gaussian batch; omit --data and --batch-size")
+        if self.batch_size is not None and self.batch_size < 1:
+            raise ConfigError(f"--batch-size {self.batch_size} is not allowed; it must be 1 or more")
+
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        """The shape that was given."""
+        if self.input is None:
+            return None
+        sizes = self.input.lower().split("x")
+        if not all(size.isdigit() and int(size) > 0 for size in sizes):
+            raise ConfigError(f"--input {self.input!r} is not a shape; write it like 8x3x224x224")
+        return tuple(int(size) for size in sizes)
+
+
+def probe(
+    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")],
+    network: Annotated[NetworkFlags, tyro.conf.arg(name="")] = NetworkFlags(),
+    theory: Annotated[TheoryFlags, tyro.conf.arg(name="")] = TheoryFlags(),
+    inputs: Annotated[InputFlags, tyro.conf.arg(name="")] = InputFlags(),
+    gradients: bool = False,
+    seed: int = 0,
+    device: str = "auto",
+    plot: Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="")] = None,
+    json_: Json = False,
+    csv_: Annotated[bool, tyro.conf.arg(name="csv", help="Print CSV.", help_behavior_hint="")] = False,
+) -> None:
+    """Show how much of each residual block's output comes from the skip, and how much from the branch.
+
+    MODEL is one of `skipinit models`; or figure2a, figure2b, figure2c or figure5, which measure that figure
+    of the paper and write it as PNG and SVG; or package.module:factory for a model of your own. The last
+    imports that module and calls the factory without arguments: it runs that code, so name what you trust.
+
+    Args:
+        model: What to probe.
+        network: The network's scheme and options.
+        theory: Size of a theory network.
+        inputs: What to feed the model.
+        gradients: Also go backward from the cross-entropy with the data's labels (random for Gaussian data).
+        seed: Seed of the weights and of the batch.
+        device: Such as cpu or cuda; auto takes the GPU if there is one.
+        plot: Where to write the picture: .png, .svg or .pdf; for figures, both .png and .svg of that name.
+    """
+    if json_ and csv_:
+        raise ConfigError("--json and --csv exclude each other; give one")
+    shape = inputs.shape
+    if shape is None and ":" in model and inputs.data == "gaussian":
+        raise ConfigError(f"{model}: give the shape of its input, as in --input 8x3x224x224")
+    import torch
+
+    from ..probing.measure import probe as measure
+    from ..probing.plot import check_suffix
+
+    device = _find_device(device)
+    if plot is not None and not model.startswith("figure"):
+        check_suffix(plot)
+    if model.startswith("figure"):
+        report = _figure(model, seed, device, plot)
+    else:
+        torch.manual_seed(seed)
+        net = _build(model, network, theory, inputs)
+        batch, labels = _batch(model, inputs)
+        report = measure(net.to(device), batch.to(device), labels.to(device) if gradients else None)
+        known = model in THEORY_NETWORKS or ":" in model
+        report = replace(report, model=model if known else f"{model}, {network.scheme}")
+        if plot is not None:
+            report.plot(plot)
+    print(report.to_json() if json_ else report.to_csv().rstrip() if csv_ else report)
+
+
+def _figure(name: str, seed: int, device: str, plot: Path | None) -> ProbeReport:
+    from ..probing.figures import FIGURES, measure_figure
+
+    found = next((figure for figure in FIGURES if figure == name), None)
+    if found is None:
+        raise unknown_name("figure", name, FIGURES)
+    figure = measure_figure(found, seed, device)
+    for path in figure.save(plot or Path(name)):
+        print(f"wrote {path}", file=sys.stderr)
+    return figure.report
+
+
+def _build(name: str, network: NetworkFlags, theory: TheoryFlags, inputs: InputFlags) -> nn.Module:
+    if name not in THEORY_NETWORKS and (theory.blocks or theory.width):
+        raise ConfigError(f"--blocks and --width belong to the theory networks, {', '.join(THEORY_NETWORKS)}")
+    if ":" in name:
+        from ..probing.factory import load_model
+
+        return load_model(name)
+    from ..nets.create import build, create_model
+
+    if name in THEORY_NETWORKS:
+        sizes = {"blocks": theory.blocks, "width": theory.width}
+        return create_model(name, **{option: size for option, size in sizes.items() if size is not None})
+    entry, shape = DATA_SETS[inputs.data], inputs.shape
+    channels = shape[1] if shape is not None and len(shape) > 1 else entry.shape[0]
+    return build(network.config(name, channels, None if inputs.data == "gaussian" else entry.num_classes))
+
+
+def _batch(name: str, inputs: InputFlags) -> tuple[Tensor, Tensor]:
+    """Inputs and labels, drawn from torch's generator."""
+    import torch
+
+    from ..data.augment import standardize
+    from ..data.images import load
+
+    if inputs.data == "gaussian":
+        shape = inputs.shape or _default_shape(name, inputs.batch_size)
+        return torch.randn(shape), torch.randint(10, shape[:1])
+    images = load(inputs.data)
+    chosen = torch.randperm(len(images.train_images))[: inputs.batch_size or 64]
+    return standardize(images.train_images[chosen]), images.train_labels[chosen]
+
+
+def _default_shape(name: str, batch_size: int | None) -> tuple[int, ...]:
+    """The paper's own batch for its theory networks; else as many images as make up 64 of CIFAR's."""
+    if name in THEORY_NETWORKS:
+        theory = THEORY_NETWORKS[name]
+        example = (theory.in_channels, 32, 32) if theory.convolutional else (theory.in_channels,)
+        return (batch_size or (100 if theory.convolutional else 1000), *example)
+    size = find_architecture(name).image_size
+    return (batch_size or max(8, _VALUES_PER_BATCH // (3 * size * size)), 3, size, size)
+
+
+def _find_device(name: str) -> str:
+    import torch
+
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"device {name!r} is not here: {str(error).splitlines()[0]}") from error
+    return name

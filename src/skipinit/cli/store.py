@@ -1,0 +1,254 @@
+"""`skipinit status`, `skipinit results`, `skipinit store merge`, `export` and `import`."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from ..errors import ConfigError
+from ..sweeping import exchange
+from ..sweeping.axis import AXES
+from ..sweeping.progress import Progress, progress
+from ..sweeping.results import Row, cell_row, cells, trial_row, varying
+from ..sweeping.statistics import Trim
+from ..sweeping.store import open_store, open_writer
+from .flags import Json
+
+Folder = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
+Folders = Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FROM [FROM ...]")]
+File = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
+Count = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")]
+Rows = Annotated[
+    Literal["trials", "cells"] | None, tyro.conf.arg(metavar="{trials,cells}", help_behavior_hint="")
+]
+
+_ROWS_SHOWN = 20
+
+
+def status(folder: Folder, json_: Json = False) -> None:
+    """Show how far a sweep is; in a terminal, live for as long as it runs.
+
+    Args:
+        folder: Folder of the sweep.
+    """
+    console = Console()
+    with open_store(folder) as store:
+        seen = progress(store)
+        if json_:
+            print(json.dumps(_progress_row(seen)))
+        elif not console.is_terminal or seen.writer is None:
+            console.print(_progress_view(seen), soft_wrap=True)
+        else:
+            with Live(_progress_view(seen), console=console, auto_refresh=False) as live:
+                while seen.writer is not None:
+                    time.sleep(1)
+                    seen = progress(store)
+                    live.update(_progress_view(seen), refresh=True)
+
+
+def results(
+    folder: Folder,
+    json_: Json = False,
+    csv_: Annotated[bool, tyro.conf.arg(name="csv", help_behavior_hint="")] = False,
+    rows: Rows = None,
+    best: Count = None,
+    of: Count = None,
+) -> None:
+    """Show the results of a sweep: a row per trial, and a row per cell (all but rate and seed) and metric.
+
+    Args:
+        folder: Folder of the sweep.
+        csv_: Print CSV: the trials, or what --rows says.
+        rows: Only these rows.
+        best: Average the best BEST of OF runs; the paper's 5 of 7, or 12 of 15, where not given.
+        of: Runs that count, lowest seeds first.
+    """
+    if (best is None) != (of is None):
+        raise ConfigError("--best and --of belong together, as in --best 5 --of 7")
+    trim = Trim(best, of) if best is not None and of is not None else None
+    with open_store(folder) as store:
+        trials = store.trials()
+    wanted = {
+        "trials": [trial_row(trial) for trial in trials] if rows != "cells" else [],
+        "cells": [cell_row(cell) for cell in cells(trials, trim)] if rows != "trials" else [],
+    }
+    if json_:
+        print(json.dumps(wanted, allow_nan=False))
+    elif csv_:
+        _print_csv(wanted[rows or "trials"])
+    else:
+        _print_trials(wanted["trials"])
+        _print_cells(wanted["cells"])
+
+
+def merge(target: Annotated[Folder, tyro.conf.arg(metavar="INTO")], sources: Folders) -> None:
+    """Merge sweeps that were run in pieces: a result beats a failure beats an unfinished trial.
+
+    Args:
+        target: Folder of the sweep that takes them in; made if it does not exist.
+        sources: Folders of the sweeps to take in; they stay as they are.
+    """
+    if not sources:
+        raise ConfigError("no sweep to merge; give one folder or more after the one they go into")
+    with ExitStack() as stack:
+        stores = [stack.enter_context(open_store(source)) for source in sources]
+        writer = stack.enter_context(open_writer(target))
+        for source, store in zip(sources, stores, strict=True):
+            _print_merged(source, exchange.merge(writer, exchange.entries(store)))
+
+
+def export(folder: Folder, file: File, curves: bool = False) -> None:
+    """Write the results of a sweep as one text file fit for version control.
+
+    Args:
+        folder: Folder of the sweep.
+        file: JSON lines, a line per result, in an order that never changes.
+        curves: Every epoch, not only the last.
+    """
+    with open_store(folder) as store:
+        count = exchange.export_results(store, file, curves)
+    print(f"{file}: {count} results")
+
+
+def import_(folder: Folder, file: File) -> None:
+    """Take results that were exported into a sweep, so that they are not run again.
+
+    Args:
+        folder: Folder of the sweep; made if it does not exist.
+        file: What `skipinit store export` wrote.
+    """
+    found = exchange.read_results(file)
+    with open_writer(folder) as writer:
+        _print_merged(file, exchange.merge(writer, found))
+
+
+def _print_merged(source: Path, merged: exchange.Merged) -> None:
+    print(f"{source}: {merged.added} trials added, {merged.updated} updated, {merged.kept} known already")
+    for id in merged.conflicts:
+        print(f"{source}: trial {id} has another result here; the first is kept", file=sys.stderr)
+
+
+def _progress_row(seen: Progress) -> Row:
+    row = {"trials": seen.trials, **seen.counts}
+    row |= {"epochs_done": seen.epochs_done, "epochs_total": seen.epochs_total}
+    return row | {"seconds_left": seen.seconds_left, "writer": asdict(seen.writer) if seen.writer else None}
+
+
+def _progress_view(seen: Progress) -> Group:
+    counts = ", ".join(f"{count} {state}" for state, count in seen.counts.items() if count)
+    share = seen.epochs_done / seen.epochs_total if seen.epochs_total else 1.0
+    left = "" if seen.seconds_left is None else f", {_duration(seen.seconds_left)} left"
+    lines = [
+        f"{seen.trials} trials: {counts or 'none'}",
+        f"{seen.epochs_done:,} of {seen.epochs_total:,} epochs ({share:.0%}){left}",
+        f"written by {seen.writer}" if seen.writer else "nobody is writing",
+    ]
+    table = Table("model", "scheme", "lr", "seed", "epoch", "test accuracy", box=None, pad_edge=False)
+    for trial in seen.running[:_ROWS_SHOWN]:
+        config, last = trial.config, trial.last
+        table.add_row(
+            config.model.name, config.model.scheme, _rate(config.lr), str(config.seed),
+            f"{trial.epochs_done}/{config.epochs}", _number(last.test_accuracy if last else None, 2),
+        )  # fmt: skip
+    more = len(seen.running) - _ROWS_SHOWN
+    return Group(
+        Text("\n".join(lines)),
+        *([table] if seen.running else []),
+        *([Text(f"and {more} more")] if more > 0 else []),
+    )
+
+
+def _print_csv(rows: Sequence[Row]) -> None:
+    names = [name for name in (rows[0] if rows else {}) if name != "rates"]
+    writer = csv.DictWriter(sys.stdout, names, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+
+
+def _print_trials(rows: Sequence[Row]) -> None:
+    told = _told_apart(rows)
+    header = ["trial", *told, "state", "epoch", "test accuracy", "train loss", "seconds"]
+    body = (
+        [row["id"], *_axes(row, told), row["state"], f"{row['epoch'] or 0}/{row['epochs']}",
+         _number(row["test_accuracy"], 2), _number(row["train_loss"], 4), _number(row["seconds"], 0)]
+        for row in rows
+    )  # fmt: skip
+    _print_columns(header, body)
+
+
+def _print_cells(rows: Sequence[Row]) -> None:
+    told = _told_apart(rows)
+    header = [*told, "metric", "mean ± std", "runs", "best lr", "within one std", "remarks"]
+    body = ([*_axes(row, told), row["metric"], *_summary(row)] for row in rows)
+    _print_columns(header, body)
+
+
+def _summary(row: Row) -> list[str]:
+    remarks = [f"{row[name]} {name}" for name in ("unfinished", "failures") if row[name]]
+    if row["best_lr"] is None:
+        return ["−" if row["failed"] else "", "", "", "", "; ".join(["at chance"] * row["failed"] + remarks)]
+    if row["edge"]:
+        remarks.insert(
+            0, "only one rate" if row["edge"] == "only" else f"at the {row['edge']} edge of the grid"
+        )
+    digits = 2 if row["metric"] == "test_accuracy" else 4
+    spread = "" if row["std"] is None else f" ± {_number(row['std'], digits)}"
+    return [
+        f"{_number(row['mean'], digits)}{spread}",
+        f"{row['kept']} of {row['runs']}",
+        _rate(row["best_lr"]),
+        f"{_rate(row['lr_low'])} to {_rate(row['lr_high'])}",
+        "; ".join(remarks),
+    ]
+
+
+def _told_apart(rows: Sequence[Row]) -> list[str]:
+    """The axes worth a column: model, scheme, and whatever differs between rows."""
+    axes = [axis for axis in AXES if rows and axis in rows[0]]
+    differing = set(varying(rows, axes))
+    return [axis for axis in axes if axis in ("model", "scheme") or axis in differing]
+
+
+def _axes(row: Row, names: Iterable[str]) -> list[str]:
+    return [_rate(row[name]) if name == "lr" else str(row[name]) for name in names]
+
+
+def _print_columns(header: Sequence[str], body: Iterable[Sequence[str]]) -> None:
+    """Plain columns: unlike a rich table, fast for many thousand rows and never cut."""
+    lines = [header, *body]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        print("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip())
+    print()
+
+
+def _rate(lr: float) -> str:
+    """2^n where it is one."""
+    mantissa, exponent = math.frexp(lr)
+    return f"2^{exponent - 1}" if mantissa == 0.5 else f"{lr:g}"
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "" if value is None else f"{value:.{digits}f}"
+
+
+def _duration(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return (
+        f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
+    )

@@ -1,0 +1,140 @@
+"""`skipinit sweep`."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from ..data.catalog import describe
+from ..errors import ConfigError
+from ..sweeping.grid import Grid, expand_protocol, flatten, read_grid
+from .flags import Json
+
+
+def _given(metavar: str) -> Any:
+    return tyro.conf.arg(metavar=metavar, help_behavior_hint="")
+
+
+Axis = Annotated[str | None, _given("VALUES")]
+
+
+@dataclass(frozen=True)
+class AxisFlags:
+    """What to vary: values as a,b,c, powers of two as 2^-6..2^0, whole numbers as 0..6."""
+
+    model: Axis = None
+    """Networks: see `skipinit models`."""
+    depth: Axis = None
+    """The n of wrn{n}_{k}."""
+    scheme: Axis = None
+    """Schemes: see `skipinit schemes`."""
+    data: Axis = None
+    """Data sets."""
+    lr: Axis = None
+    """Learning rates."""
+    seed: Axis = None
+    """Seeds; 0 if not given."""
+    batch_size: Axis = None
+    """Examples per update."""
+    epochs: Axis = None
+    """Passes over the training set."""
+    alpha: Axis = None
+    """Starts of SkipInit's branch scalar."""
+    ghost_batch: Axis = None
+    """Examples per group of batch statistics."""
+    dropout: Axis = None
+    """Drop probabilities before the classifier."""
+    biases: Axis = None
+    """Whether convolutions have biases: true, false."""
+    scalar_bias: Axis = None
+    """Whether there is a scalar bias after each merge: true, false."""
+    fixup_components: Axis = None
+    """Fixup's components that are on, such as 1+2+3+4,1+3."""
+    momentum: Axis = None
+    """Of the heavy ball."""
+    dampening: Axis = None
+    """The paper's learning rates go with 0.9."""
+    l2: Axis = None
+    """Coefficients of half the squared weights."""
+    schedule: Axis = None
+    """cifar, imagenet, constant."""
+    precision: Axis = None
+    """float32, tf32, bfloat16."""
+    crop_padding: Axis = None
+    """zero, reflect."""
+    augment: Axis = None
+    """Whether training images are cropped and mirrored: true, false."""
+    clean_train_loss: Axis = None
+    """Whether to evaluate the unaugmented training set, too: true, false."""
+    batch_statistics_at_test: Axis = None
+    """Whether test batches are normalized by their own statistics: true, false."""
+
+
+def sweep(
+    out: Path,
+    axes: Annotated[AxisFlags, tyro.conf.arg(name="")] = AxisFlags(),
+    file: Annotated[Path | None, _given("FILE")] = None,
+    device: str = "auto",
+    pack_size: Annotated[int | None, _given("INT")] = None,
+    time_limit: Annotated[str | None, _given("TIME")] = None,
+    dry_run: bool = False,
+    json_: Json = False,
+) -> int:
+    """Train every combination of the given values, each once, many to a GPU.
+
+    The same command goes on where it stopped; a trial with a result is never trained again. See
+    `skipinit status` and `skipinit results`.
+
+    Args:
+        out: Folder of the sweep.
+        axes: What to vary.
+        file: The axes as a TOML file, instead of flags.
+        device: auto, cpu, cuda or cuda:N.
+        pack_size: Trials that step together on a GPU; measured if not given.
+        time_limit: Stop in good order after this long: 90s, 9m, 2h.
+        dry_run: Only say what would be trained.
+    """
+    given = {name: value for name, value in asdict(axes).items() if value is not None}
+    if file is not None and given:
+        raise ConfigError(f"give the axes in {file} or as flags, not both: {', '.join(given)}")
+    grid = read_grid(file) if file else expand_protocol(given)
+    seconds = None if time_limit is None else _seconds(time_limit)
+    if grid.duplicates:
+        print(f"{grid.duplicates} repeated trials left out")
+    if dry_run:
+        _show_plan(grid, json_)
+        return 0
+    from ..sweeping.engine import run_sweep
+
+    outcome = run_sweep(grid, out, device=device, pack_size=pack_size, time_limit=seconds)
+    if json_:
+        print(json.dumps(asdict(outcome)))
+    else:
+        print(f"{outcome.results} results, {outcome.failures} failures, {outcome.left} left; in {out}")
+    return 3 if outcome.failures else 130 if outcome.left and time_limit is None else 0
+
+
+def _seconds(text: str) -> float:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|h)?", text)
+    if found is None:
+        raise ConfigError(f"time limit {text!r} is not allowed; write it as 90s, 9m or 2h")
+    return float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2] or "s"]
+
+
+def _show_plan(grid: Grid, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps([flatten(trial) for trial in grid.trials]))
+        return
+    epochs = sum(trial.epochs for trial in grid.trials)
+    images = sum(trial.epochs * describe(trial.data).train_size for trial in grid.trials)
+    print(f"{len(grid.trials)} trials, {epochs:,} epochs, {images:,} training images")
+    rows = [flatten(trial) for trial in grid.trials]
+    for name in rows[0]:
+        values = list(dict.fromkeys(row[name] for row in rows))
+        if len(values) > 1:
+            print(f"  {name}: {', '.join(map(str, values))}")

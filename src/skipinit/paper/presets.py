@@ -1,0 +1,128 @@
+"""How much of the paper to run: each preset is data, from seconds on a laptop to everything.
+
+A preset never changes what a cell means without saying so: data, epochs, width and precision are part of a
+trial's identity, so numbers of one preset are never averaged with another's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from ..errors import unknown_name
+
+Precision = Literal["float32", "tf32", "bfloat16"]
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+
+AT_BEST = (0,)
+AROUND_BEST = (-1, 0, 1)
+
+
+@dataclass(frozen=True)
+class Effort:
+    """What one cell gets."""
+
+    epochs: int | None = None
+    """None: the paper's."""
+    rates: tuple[int, ...] | None = None
+    """Factors of two from where the paper has its best rate; None: the paper's whole grid."""
+    batch_size: int | None = None
+    """None: the paper's."""
+
+
+@dataclass(frozen=True)
+class Preset:
+    """One answer to: how long may it take?"""
+
+    name: str
+    about: str
+    depths: Mapping[int, Effort]
+    """Of the tables over depth."""
+    batch_sizes: Mapping[int, Effort] | None
+    """Of the figures over batch size; None: all that the paper has, in full."""
+    imagenet: Mapping[int, Effort]
+    """Of the tables over batch size."""
+    seeds: int | None
+    """Runs at each rate; None: the paper's."""
+    data: str | None = None
+    """In place of every data set of the paper."""
+    width: int | None = None
+    """In place of every Wide-ResNet's width."""
+    augment: bool = True
+    precision: Precision = "float32"
+    methods: tuple[str, ...] | None = None
+    """Which of a table's columns; None: all."""
+    special: Mapping[tuple[str, int], Effort] = field(default_factory=dict)
+    """By method and depth, where one cell needs another effort than its depth."""
+
+    def effort(self, method: str, at: int, efforts: Mapping[int, Effort]) -> Effort:
+        """What the cell of that method gets."""
+        return self.special.get((method, at), efforts[at])
+
+
+_WHOLE = Effort()
+
+_ALL = (
+    Preset(
+        "smoke",
+        "seconds: digits, one epoch, one rate, one run of the smallest networks; that it runs, no more",
+        depths={16: Effort(1, AT_BEST)},
+        batch_sizes={64: Effort(1, AT_BEST)},
+        imagenet={256: Effort(1, AT_BEST)},
+        seeds=1,
+        data="digits",
+        width=1,
+        augment=False,
+    ),
+    Preset(
+        "demo",
+        "three minutes on 2 CPU cores: digits, four methods, one run at one rate for each depth",
+        depths={16: Effort(8, AT_BEST), 100: Effort(6, AT_BEST), 1000: Effort(2, AT_BEST)},
+        batch_sizes={},
+        imagenet={},
+        seeds=1,
+        data="digits",
+        width=1,
+        augment=False,
+        methods=("batchnorm", "skipinit", "skipinit alpha=1", "divide-sqrt2"),
+    ),
+    Preset(
+        "quick",
+        "minutes on 2 CPU cores: digits, narrow networks, few epochs, rates around the paper's best",
+        depths={16: Effort(10, AROUND_BEST), 100: Effort(6, AROUND_BEST), 1000: Effort(3, AT_BEST)},
+        batch_sizes={batch: Effort(8, AROUND_BEST) for batch in (4, 16, 64, 256)},
+        imagenet={256: Effort(2, AT_BEST)},
+        seeds=1,
+        data="digits",
+        width=1,
+        augment=False,
+    ),
+    Preset(
+        "reduced",
+        "about an hour on one GPU for Tables 1, 3 and 4: the paper's networks and data, one run, few epochs",
+        depths={16: Effort(20, AROUND_BEST), 100: Effort(6, AROUND_BEST), 1000: Effort(1, AT_BEST)},
+        batch_sizes={batch: Effort(20, AROUND_BEST) for batch in (16, 64, 256, 1024, 4096)},
+        imagenet={batch: Effort(10, AT_BEST) for batch in (256, 1024, 4096)},
+        seeds=1,
+        precision="bfloat16",
+    ),
+    Preset(
+        "paper",
+        "everything: the paper's epochs, 13 rates, 7 or 15 runs at each; many thousand GPU hours",
+        depths=dict.fromkeys((16, 100, 1000), _WHOLE),
+        batch_sizes=None,
+        imagenet=dict.fromkeys((256, 1024, 4096), _WHOLE),
+        seeds=None,
+        precision="tf32",
+    ),
+)  # fmt: skip
+
+PRESETS: Mapping[str, Preset] = {preset.name: preset for preset in _ALL}
+
+
+def find_preset(name: str) -> Preset:
+    """The preset of that name."""
+    if name not in PRESETS:
+        raise unknown_name("preset", name, PRESETS)
+    return PRESETS[name]

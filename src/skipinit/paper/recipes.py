@@ -1,0 +1,202 @@
+"""One recipe per table and figure: which exhibits it fills, and the trials that fill them.
+
+A cell's trials share everything but rate and seed. Tables 1 and 3 are two readings of the same runs, as are
+the two halves of Figures 3 and 4; a trial asked for twice is run once.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ..config import TrainConfig
+from ..data.catalog import describe
+from ..errors import ConfigError, unknown_name
+from ..nets.schemes import SCHEMES
+from ..sweeping.grid import Grid, join
+from ..training.defaults import make_train_config
+from .measured import Address
+from .methods import METHODS, Method
+from .presets import Effort, Precision, Preset
+from .published import RATE_GRID, Exhibit, TunedCell, find_exhibit
+
+DAMPENING = 0.9
+"""The paper's rates are those of damped momentum."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How one table or figure of the paper is made."""
+
+    name: str
+    title: str
+    exhibits: tuple[str, ...] = ()
+    """The sweeps to train."""
+    probes: tuple[str, ...] = ()
+    """The networks to measure at initialization."""
+
+
+_ALL = (
+    Recipe("table1", "Test accuracy against depth, CIFAR-10", ("table1",), ("initial-loss",)),
+    Recipe("table2", "ResNet50-V2 on ImageNet against batch size", ("table2",)),
+    Recipe("table3", "Training loss against depth, CIFAR-10", ("table3",)),
+    Recipe("table4", "Batch-norm variants against depth, CIFAR-10", ("table4",)),
+    Recipe("table5", "Test accuracy against depth, CIFAR-100", ("table5",)),
+    Recipe("table6", "Training loss against depth, CIFAR-100", ("table6",)),
+    Recipe("table7", "ResNet50-V1 on ImageNet against batch size", ("table7",)),
+    Recipe("figure2", "Variances at initialization", probes=("figure2a", "figure2b", "figure2c")),
+    Recipe("figure3", "Batch size with a fixed ghost batch, CIFAR-10", ("figure3-accuracy", "figure3-loss")),
+    Recipe("figure4", "Batch size with full-batch statistics", ("figure4-accuracy", "figure4-loss")),
+    Recipe("figure5", "Batch statistics of a ReLU network", probes=("figure5",)),
+    Recipe("figure6", "Best rates of Figure 4", ("figure4-accuracy", "figure4-loss")),
+    Recipe("figure7", "Batch size with a fixed ghost batch, CIFAR-100", ("figure7",)),
+    Recipe("figure8", "Batch size with full-batch statistics, CIFAR-100", ("figure8",)),
+)
+
+RECIPES: Mapping[str, Recipe] = {recipe.name: recipe for recipe in _ALL}
+
+# The figures print no axis; these span what captions and text speak of.
+_BATCH_SIZES = {
+    "figure3": tuple(2**n for n in range(4, 14)),
+    "figure4": tuple(2**n for n in range(11)),
+    "figure7": tuple(2**n for n in range(3, 13)),
+    "figure8": tuple(2**n for n in range(10)),
+}
+
+# What the text reports without a column: components of Fixup (section 6), SkipInit without biases (section 5).
+_TEXT_ONLY = {"table2": ("skipinit without biases", "fixup component 1", "fixup component 2")}
+_TEXT_ONLY_BATCH = 256
+
+
+def find_recipes(names: Iterable[str]) -> list[Recipe]:
+    """The recipes of these names, each once; `all` is every one."""
+    wanted = [each for name in names for each in (RECIPES if name == "all" else [name])]
+    if not wanted:
+        raise ConfigError("nothing to reproduce; name tables and figures, or all: see --list")
+    for name in wanted:
+        if name not in RECIPES:
+            raise unknown_name("table or figure", name, [*RECIPES, "all"])
+    return [RECIPES[name] for name in dict.fromkeys(wanted)]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a preset's cells, rates and runs: what fits into the time at hand. None: all."""
+
+    methods: tuple[str, ...] | None = None
+    at: tuple[int, ...] | None = None
+    seeds: int | None = None
+    around_best: bool = False
+    """Only the paper's best rate and its two neighbours."""
+
+
+@dataclass(frozen=True)
+class CellPlan:
+    """One cell of an exhibit: its config at one rate and seed, and which others to train."""
+
+    address: Address
+    config: TrainConfig
+    rates: tuple[float, ...]
+    seeds: int
+
+    def grid(self) -> Grid:
+        """The cell's trials."""
+        return Grid(
+            tuple(replace(self.config, lr=lr, seed=n) for n in range(self.seeds) for lr in self.rates)
+        )
+
+
+def plan_exhibit(
+    name: str, preset: Preset, precision: Precision | None = None, part: Part | None = None
+) -> list[CellPlan]:
+    """Every cell that the preset measures of a table or sweep."""
+    exhibit, part = find_exhibit(name), part or Part()
+    efforts = _efforts(exhibit, preset)
+    return [
+        _plan(exhibit, METHODS[method], at, preset, precision or preset.precision, part, efforts)
+        for method, at in _places(exhibit, preset, efforts)
+        if (part.methods is None or method in part.methods) and (part.at is None or at in part.at)
+    ]
+
+
+def make_grid(plans: Sequence[CellPlan]) -> Grid:
+    """The trials of all cells, each once; every cell has one run before any has two."""
+    grid = join(plan.grid() for plan in plans)
+    return replace(grid, trials=tuple(sorted(grid.trials, key=lambda trial: trial.seed)))
+
+
+def _efforts(exhibit: Exhibit, preset: Preset) -> Mapping[int, Effort]:
+    if exhibit.axis == "depth":
+        return preset.depths
+    if exhibit.cells:
+        return preset.imagenet
+    sizes = _BATCH_SIZES[exhibit.name.partition("-")[0]]
+    given = preset.batch_sizes
+    return dict.fromkeys(sizes, Effort()) if given is None else {b: given[b] for b in sizes if b in given}
+
+
+def _places(exhibit: Exhibit, preset: Preset, efforts: Mapping[int, Effort]) -> Iterator[tuple[str, int]]:
+    for method in exhibit.methods:
+        if preset.methods is not None and method not in preset.methods:
+            continue
+        for at in efforts:
+            # Batch statistics of a ghost batch need a batch of that size.
+            too_small = exhibit.axis == "batch_size" and at < (_ghost_batch(exhibit, METHODS[method]) or 0)
+            if not too_small:
+                yield method, at
+    if preset.methods is None and _TEXT_ONLY_BATCH in efforts:
+        yield from ((method, _TEXT_ONLY_BATCH) for method in _TEXT_ONLY.get(exhibit.name, ()))
+
+
+def _ghost_batch(exhibit: Exhibit, method: Method) -> int | None:
+    return exhibit.ghost_batch if SCHEMES[method.scheme].has_norm else None
+
+
+def _plan(
+    exhibit: Exhibit,
+    method: Method,
+    at: int,
+    preset: Preset,
+    precision: Precision,
+    part: Part,
+    efforts: Mapping[int, Effort],
+) -> CellPlan:
+    effort, data = preset.effort(method.name, at, efforts), preset.data or exhibit.data
+    best = _expected_rate(exhibit, method.name, at)
+    model = replace(
+        method.model(_network(exhibit, at, preset.width)),
+        in_channels=describe(data).shape[0],
+        ghost_batch=_ghost_batch(exhibit, method),
+    )
+    batch_size = at if exhibit.axis == "batch_size" else effort.batch_size or exhibit.batch_size
+    config = make_train_config(
+        model, data, lr=2.0**best, batch_size=batch_size, epochs=effort.epochs or exhibit.epochs,
+        l2=None if method.l2 else 0.0, dampening=DAMPENING, augment=preset.augment, precision=precision,
+    )  # fmt: skip
+    seeds = min(preset.seeds or exhibit.of, part.seeds or exhibit.of)
+    return CellPlan(Address(exhibit.name, method.name, at), config, _rates(effort, best, part), seeds)
+
+
+def _network(exhibit: Exhibit, at: int, width: int | None) -> str:
+    name = exhibit.network.format(depth=at)
+    return name if width is None else re.sub(r"^(wrn\d+)_\d+$", rf"\1_{width}", name)
+
+
+def _rates(effort: Effort, best: int, part: Part) -> tuple[float, ...]:
+    if effort.rates is not None:
+        return tuple(2.0 ** (best + offset) for offset in effort.rates)
+    near = [lr for lr in RATE_GRID if 2.0 ** (best - 1) <= lr <= 2.0 ** (best + 1)]
+    return tuple(near) if part.around_best else RATE_GRID
+
+
+def _expected_rate(exhibit: Exhibit, method: str, at: int) -> int:
+    """Where to look for the best rate, as an exponent of 2: the paper's, or in proportion to the batch size."""
+    cell = exhibit.cells.get((method, at))
+    if isinstance(cell, TunedCell):
+        return cell.rate
+    if exhibit.axis == "depth":
+        return -2  # SkipInit's at every depth, for cells that failed at every rate
+    anchor, rate = (256, 0) if exhibit.cells else (64, -2)
+    return min(rate + round(math.log2(at / anchor)), 2)

@@ -1,0 +1,1 @@
+"""Many trainings as one experiment: axes become trials, a store keeps their results, cells sum them up."""

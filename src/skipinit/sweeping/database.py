@@ -1,0 +1,147 @@
+"""The SQLite file under a sweep: its tables, how it is opened, and its failures in plain words."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import fields
+from datetime import UTC, datetime
+from pathlib import Path
+from urllib.parse import quote
+
+from ..errors import DataError
+from ..provenance import source_commit
+from ..version import __version__
+from .records import STATES, Epoch
+
+SCHEMA = 1
+EPOCH_COLUMNS = tuple(field.name for field in fields(Epoch))
+
+_TABLES = f"""
+CREATE TABLE meta (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
+CREATE TABLE trials (
+    key        INTEGER PRIMARY KEY,
+    id         TEXT NOT NULL UNIQUE,
+    config     TEXT NOT NULL,
+    state      TEXT NOT NULL DEFAULT 'pending' CHECK (state IN {STATES}),
+    reason     TEXT,
+    traceback  TEXT,
+    classes    INTEGER,
+    provenance TEXT,
+    started    TEXT,
+    ended      TEXT,
+    seconds    REAL NOT NULL DEFAULT 0
+);
+CREATE TABLE metrics (
+    trial INTEGER NOT NULL REFERENCES trials (key),
+    {" REAL, ".join(EPOCH_COLUMNS).replace("epoch REAL", "epoch INTEGER NOT NULL", 1)} REAL,
+    PRIMARY KEY (trial, epoch)
+) WITHOUT ROWID;
+"""
+
+
+def utc_now() -> str:
+    """This second, as text that sorts."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def create(path: Path) -> None:
+    """An empty store at `path`; it appears whole or not at all. The caller holds the writer's lock."""
+    draft = path.with_suffix(".new")
+    draft.unlink(missing_ok=True)
+    meta = {"schema": SCHEMA, "created": utc_now(), "skipinit": __version__, "commit": source_commit()}
+    try:
+        with explained(path), closing(sqlite3.connect(draft, isolation_level=None)) as connection:
+            connection.execute("PRAGMA journal_mode = MEMORY")  # no second file beside a draft
+            connection.executescript(_TABLES)
+            connection.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
+        os.replace(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def connect(path: Path, *, write: bool) -> sqlite3.Connection:
+    """A connection to the store at `path`, once it is known to be one that this version can read."""
+    with explained(path):
+        connection = _open(path, "rw" if write else "ro")
+        try:
+            _check_schema(connection, path)
+            if write:
+                connection.execute("PRAGMA journal_mode = WAL")  # readers never wait, nor make anyone wait
+                # A commit is on the disk when it returns: a finished trial survives the loss of power.
+                connection.execute("PRAGMA synchronous = FULL")
+        except BaseException:
+            connection.close()
+            raise
+    return connection
+
+
+def _open(path: Path, mode: str) -> sqlite3.Connection:
+    address = f"file:{quote(str(path.absolute()))}?mode={mode}"
+    connection = sqlite3.connect(address, uri=True, isolation_level=None, timeout=30)
+    try:
+        connection.execute("SELECT name FROM sqlite_master LIMIT 1")
+    except sqlite3.OperationalError:
+        connection.close()
+        if mode == "rw" or path.with_name(path.name + "-wal").exists():
+            raise
+        # WAL wants to write beside the file even to read it. In a folder that cannot be written nobody
+        # else writes either, and then the file may be read as it is.
+        return sqlite3.connect(f"{address}&immutable=1", uri=True, isolation_level=None)
+    return connection
+
+
+def _check_schema(connection: sqlite3.Connection, path: Path) -> None:
+    try:
+        meta = dict(connection.execute("SELECT name, value FROM meta"))
+    except sqlite3.OperationalError as error:
+        if "no such" not in str(error):
+            raise
+        meta = {}
+    if "schema" not in meta:
+        raise DataError(f"{path}: not a sweep store; it was written by another program")
+    if meta["schema"] != SCHEMA:
+        raise DataError(
+            f"{path}: written by skipinit {meta.get('skipinit')} (store schema {meta['schema']}), and "
+            f"skipinit {__version__} reads schema {SCHEMA}; export it there and import it here"
+        )
+
+
+@contextmanager
+def transaction(connection: sqlite3.Connection, path: Path) -> Iterator[None]:
+    """All of it or nothing."""
+    with explained(path):
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:  # SQLite may have rolled back by itself
+                connection.execute("ROLLBACK")
+            raise
+
+
+_REASONS = {
+    sqlite3.SQLITE_FULL: "the disk is full; what was recorded is safe: make room and run it again",
+    sqlite3.SQLITE_IOERR: "the disk is full or failing; what was recorded is safe: mend it and run it again",
+    sqlite3.SQLITE_READONLY: "it cannot be written; copy the folder to where it can",
+    sqlite3.SQLITE_CANTOPEN: "it cannot be opened; look at the permissions of the file and its folder",
+    sqlite3.SQLITE_PERM: "it cannot be opened; look at the permissions of the file and its folder",
+    sqlite3.SQLITE_BUSY: "another program keeps it locked; close that one and try again",
+    sqlite3.SQLITE_NOTADB: "not a sweep store; it was written by another program",
+    sqlite3.SQLITE_CORRUPT: "the file is damaged; take a backup, or import an export into a new folder",
+}
+
+
+@contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """Say in one line what the user can mend; SQLite's other errors are defects of ours and pass."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        primary_code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if primary_code not in _REASONS:
+            raise
+        raise DataError(f"{path}: {_REASONS[primary_code]}") from error

@@ -1,0 +1,147 @@
+"""Results between stores: merging sweeps run in pieces, and one text file fit for version control.
+
+The file is JSON lines: a header, then one line per trial that has a result, sorted by config. Numbers are
+written so that they read back exactly, and the same results give the same file, byte for byte.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ..config import identity, to_dict, train_from_dict
+from ..errors import DataError
+from ..files import write_whole
+from ..provenance import Provenance
+from .database import EPOCH_COLUMNS
+from .records import Epoch, Trial
+from .store import Store, Writer
+
+FORMAT = 1
+_RANK = {"pending": 0, "running": 1, "failed": 2, "diverged": 3, "finished": 3}
+Entry = tuple[Trial, Sequence[Epoch]]
+
+
+@dataclass(frozen=True)
+class Merged:
+    """What a merge did, in trials."""
+
+    added: int = 0
+    updated: int = 0
+    kept: int = 0
+    conflicts: tuple[str, ...] = ()
+    """Trials with two results that disagree; the store kept its own."""
+
+
+def merge(writer: Writer, source: Iterable[Entry]) -> Merged:
+    """Take over what `source` knows better, all of it or nothing.
+
+    A result beats a failure beats running beats pending, and the longer curve decides among equals. Of two
+    results that disagree the first stays, and is named.
+    """
+    tally: Counter[str] = Counter()
+    conflicts: list[str] = []
+
+    def better() -> Iterator[Entry]:
+        # Read within the transaction that `put` writes in: a trial that comes twice meets itself.
+        for trial, curve in source:
+            mine = writer.trial(trial.id)
+            if mine is None:
+                tally["added"] += 1
+                yield trial, curve
+            elif mine.has_result and trial.has_result and _result(mine) != _result(trial):
+                conflicts.append(trial.id)
+            elif (_RANK[trial.state], len(curve)) > (_RANK[mine.state], len(writer.curve(trial.id))):
+                tally["updated"] += 1
+                yield trial, curve
+            else:
+                tally["kept"] += 1
+
+    writer.put(better())
+    return Merged(tally["added"], tally["updated"], tally["kept"], tuple(conflicts))
+
+
+def _result(trial: Trial) -> tuple[object, ...]:
+    """What must agree between two runs of one trial; their speed need not."""
+    return trial.state, trial.last and replace(trial.last, images_per_second=None)
+
+
+def entries(store: Store) -> Iterator[Entry]:
+    """Every trial of a store with its curve; what ran there does not run here."""
+    for trial in store.trials():
+        yield replace(trial, state="pending") if trial.state == "running" else trial, store.curve(trial.id)
+
+
+def export_results(store: Store, path: Path, curves: bool = False) -> int:
+    """Write every trial that has a result, with its last epoch or its whole curve; how many."""
+    results = [trial for trial in store.trials() if trial.has_result]
+    lines = sorted(_line(trial, store.curve(trial.id)[:-1] if curves else []) for trial in results)
+    header = json.dumps({"format": "skipinit results", "version": FORMAT, "curves": curves})
+    text = "\n".join([header, *lines, ""])
+    write_whole(path, lambda file: file.write(text.encode()))
+    return len(lines)
+
+
+def read_results(path: Path) -> list[Entry]:
+    """The trials of an exported file."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise DataError(f"{path}: not a file that `skipinit store export` wrote") from None
+    return [_entry(line, f"{path}, line {number}") for number, line in enumerate(_body(lines, path), start=2)]
+
+
+def _body(lines: list[str], path: Path) -> list[str]:
+    try:
+        header = json.loads(lines[0])
+        known = header["format"] == "skipinit results"
+    except (IndexError, ValueError, KeyError, TypeError):
+        known = False
+    if not known:
+        raise DataError(f"{path}: not a file that `skipinit store export` wrote")
+    if header["version"] != FORMAT:
+        raise DataError(f"{path}: format {header['version']} is not known; this version reads {FORMAT}")
+    return lines[1:]
+
+
+def _line(trial: Trial, earlier: Sequence[Epoch]) -> str:
+    """Config first, by which lines are sorted. The identity follows from it and is left out."""
+    record: dict[str, Any] = {
+        "config": dict(sorted(to_dict(trial.config).items())),
+        "state": trial.state,
+        "reason": trial.reason,
+        "classes": trial.classes,
+        "last": trial.last and asdict(trial.last),
+        "seconds": trial.seconds,
+        "started": trial.started,
+        "ended": trial.ended,
+        "provenance": trial.provenance and asdict(trial.provenance),
+    }
+    if earlier:
+        record["earlier"] = {name: [getattr(epoch, name) for epoch in earlier] for name in EPOCH_COLUMNS}
+    return json.dumps(record, allow_nan=False)
+
+
+def _entry(line: str, where: str) -> Entry:
+    try:
+        record = json.loads(line)
+        config = train_from_dict(record.pop("config"))
+        columns = record.pop("earlier", {})
+        measured = record.pop("last")
+        last = Epoch(**measured) if measured else None
+        provenance = Provenance(**record.pop("provenance"))
+        trial = Trial(id=identity(config), config=config, last=last, provenance=provenance, **record)
+        earlier = [
+            Epoch(**dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)
+        ]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"{where}: not a result ({error}); take the file as it was exported") from None
+    if not trial.has_result or trial.classes is None:
+        raise DataError(f"{where}: a trial that is {trial.state}, not a result")
+    return trial, [*earlier, last] if last else []

@@ -1,0 +1,181 @@
+"""Several processes that train one run: the same numbers as one process, and no hanging when one dies."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from skipinit.config import ModelConfig, TrainConfig
+from skipinit.errors import SkipinitError
+from skipinit.training.api import train
+from skipinit.training.stop import Stop
+
+_PROCESSES = multiprocessing.get_context("forkserver")
+_PROCESSES.set_forkserver_preload(["skipinit.training.api", "skipinit.data.digits"])
+_PATIENCE = 120
+
+
+def _config(scheme: str, epochs: int = 2, **options: Any) -> TrainConfig:
+    model = ModelConfig("wrn10_1", scheme, num_classes=10, in_channels=1, **options)
+    return TrainConfig(
+        model, "digits", lr=0.025, batch_size=128, epochs=epochs, seed=4, clean_train_loss=True
+    )
+
+
+class _After(Stop):
+    """Asks to stop when it has been looked at so many times."""
+
+    def __init__(self, looks: int) -> None:
+        super().__init__()
+        self.looks = looks
+
+    @property
+    def requested(self) -> bool:
+        self.looks -= 1
+        return self.looks < 0
+
+
+def _work(rank: int, size: int, port: int, config: TrainConfig, out: Path, looks: int | None) -> None:
+    """One process, with the environment that torchrun gives it."""
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    torch.set_num_threads(1)
+    stop = None if looks is None or rank else _After(looks)
+    try:
+        train(config, out, device="cpu", progress=False, stop=stop)
+    except SkipinitError as error:
+        out.with_suffix(f".error{rank}").write_text(str(error))
+        sys.exit(error.exit_code)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _train(config: TrainConfig, out: Path, size: int = 2, looks: int | None = None) -> list[int]:
+    """Exit codes of `size` processes training one run."""
+    port = _free_port()
+    processes = [
+        _PROCESSES.Process(target=_work, args=(rank, size, port, config, out, looks)) for rank in range(size)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(_PATIENCE)
+        assert process.exitcode is not None, "hangs"
+    return [process.exitcode for process in processes]
+
+
+def _metrics(out: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def _state(out: Path) -> list[torch.Tensor]:
+    return torch.load(out / "checkpoint.pt", weights_only=True)["tensors"]
+
+
+def _assert_same_numbers(out: Path, reference: Path) -> None:
+    ours, theirs = _metrics(out), _metrics(reference)
+    assert len(ours) == len(theirs) > 0
+    for name in ("train_loss", "clean_train_loss", "test_loss"):
+        np.testing.assert_allclose([r[name] for r in ours], [r[name] for r in theirs], rtol=0, atol=1e-5)
+    assert [r["test_accuracy"] for r in ours] == [r["test_accuracy"] for r in theirs]
+
+
+@pytest.mark.parametrize(
+    ("scheme", "options"), [("batchnorm", {"ghost_batch": 32}), ("regularized-skipinit", {})]
+)
+def test_two_processes_have_the_numbers_of_one(tmp_path: Path, scheme: str, options: dict[str, int]) -> None:
+    config = _config(scheme, **options)
+    assert _train(config, tmp_path / "two") == [0, 0]
+    assert _train(config, tmp_path / "one", size=1) == [0]
+    _assert_same_numbers(tmp_path / "two", tmp_path / "one")
+    for ours, theirs in zip(_state(tmp_path / "two")[:-1], _state(tmp_path / "one")[:-1], strict=True):
+        scale = max(1.0, float(theirs.double().norm()))
+        assert float((ours.double() - theirs.double()).norm()) <= 1e-3 * scale
+
+
+def test_running_averages_after_a_step_are_those_of_one_process(tmp_path: Path) -> None:
+    config = replace(_config("batchnorm", epochs=1, ghost_batch=16), batch_size=1442 // 2 // 32 * 32)
+    assert _train(config, tmp_path / "two", looks=0) == [0, 0]
+    assert _train(config, tmp_path / "one", size=1, looks=0) == [0]
+    states = [_state(tmp_path / name) for name in ("two", "one")]
+    assert int(states[0][-2]) == int(states[1][-2]) == 1
+    for ours, theirs in zip(states[0][:-2], states[1][:-2], strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_stopped_within_an_epoch_two_processes_go_on_as_if_nothing_had_been(tmp_path: Path) -> None:
+    config = _config("batchnorm", ghost_batch=32)
+    assert _train(config, tmp_path / "stopped", looks=4) == [0, 0]
+    assert not (tmp_path / "stopped" / "result.json").exists()
+    assert int(_state(tmp_path / "stopped")[-2]) == 5
+    assert _train(config, tmp_path / "stopped") == [0, 0]
+    assert _train(config, tmp_path / "whole") == [0, 0]
+    _assert_same_numbers(tmp_path / "stopped", tmp_path / "whole")
+
+
+def test_what_processes_cannot_share_is_refused_with_the_reason(tmp_path: Path) -> None:
+    assert _train(_config("batchnorm"), tmp_path / "whole") == [2, 2]
+    line = (tmp_path / "whole.error0").read_text()
+    assert line == (
+        "batch statistics over the whole batch of 128 need a single process; "
+        "give a ghost_batch that divides 64"
+    )
+    assert _train(replace(_config("skipinit"), batch_size=127), tmp_path / "odd") == [2, 2]
+    assert (tmp_path / "odd.error1").read_text() == "2 processes cannot share a batch of 127 evenly"
+    assert not (tmp_path / "whole").exists()
+    assert not (tmp_path / "odd").exists()
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds torchrun's workers under /proc")
+def test_a_dead_process_ends_the_job_which_then_goes_on(tmp_path: Path) -> None:
+    config = replace(_config("skipinit", epochs=100), clean_train_loss=False)
+    out = tmp_path / "run"
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    command += ["--master-port", str(_free_port()), "-m", "skipinit", "train", "--model", "wrn10_1"]
+    command += ["--scheme", "skipinit", "--data", "digits", "--lr", "0.025", "--batch-size", "128"]
+    command += ["--epochs", "100", "--seed", "4", "--device", "cpu", "--out", str(out)]
+    with subprocess.Popen(
+        command,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as job:
+        try:
+            deadline = time.monotonic() + _PATIENCE
+            while not (out / "metrics.jsonl").exists() or not _metrics(out):
+                assert job.poll() is None, job.stderr.read()
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            leader = json.loads((out / "lock").read_text())["pid"]
+            (other,) = (pid for pid in _children(job.pid) if pid != leader)
+            os.kill(other, signal.SIGKILL)
+            _, errors = job.communicate(timeout=_PATIENCE)
+        finally:
+            job.terminate()  # the workers go with it
+    assert job.returncode != 0
+    assert "skipinit: process 0 lost the others" in errors
+    assert not (out / "result.json").exists()
+    gone_on = train(config, out, device="cpu", progress=False, stop=_After(1))
+    assert (gone_on.state, gone_on.step) == ("stopped", 2)

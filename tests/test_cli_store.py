@@ -1,0 +1,196 @@
+"""`status`, `results` and `store …` as a user calls them: text, JSON, CSV, and what goes wrong."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tyro
+from tyro.extras import SubcommandApp
+
+from skipinit.cli import store as commands
+from skipinit.config import identity
+from skipinit.errors import ConfigError, DataError
+from skipinit.provenance import Provenance
+from skipinit.sweeping.grid import expand
+from skipinit.sweeping.records import Epoch
+from skipinit.sweeping.store import open_writer
+
+HERE = Provenance("a machine", "cpu", {"skipinit": "0.1.0"}, None)
+GRID = expand(
+    {
+        "model": "wrn16_2",
+        "data": "digits",
+        "batch_size": 64,
+        "epochs": 2,
+        "scheme": "skipinit,none",
+        "lr": "2^-2..2^0",
+        "seed": "0..2",
+    }
+)
+
+
+def command(*arguments: str) -> None:
+    app, nested = SubcommandApp(), SubcommandApp()
+    app.command(commands.status)
+    app.command(commands.results)
+    nested.command(commands.merge)
+    nested.command(commands.export)
+    nested.command(commands.import_, name="import")
+    app.command(nested, name="store")
+    app.cli(args=list(arguments), config=(tyro.conf.FlagCreatePairsOff,))
+
+
+def accuracy(lr: float, seed: int) -> float:
+    return 90.0 + math.log2(lr) * (1 if lr < 0.5 else 2) + seed
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Path:
+    """SkipInit trains, but for one run that waits; the plain network diverges everywhere."""
+    folder = tmp_path / "sweep"
+    with open_writer(folder) as writer:
+        writer.add(GRID.trials)
+        for config in GRID.trials[:-1]:
+            id = identity(config)
+            if config.model.scheme == "skipinit" and (config.lr, config.seed) == (1.0, 2):
+                continue
+            writer.start(id, HERE, classes=10)
+            if config.model.scheme == "none":
+                writer.diverge(id, Epoch(1, math.nan), "loss at step 7", seconds=1.0)
+            else:
+                value = accuracy(config.lr, config.seed)
+                writer.finish(id, Epoch(2, 1 / value, None, value, 0.5, 0.1, 100.0), seconds=2.0)
+    return folder
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    command(*arguments)
+    return capsys.readouterr().out
+
+
+def test_results_as_json(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found: dict[str, list[dict[str, Any]]] = json.loads(printed(capsys, "results", str(sweep), "--json"))
+    assert set(found) == {"trials", "cells"}
+    assert [row["id"] for row in found["trials"]] == [identity(config) for config in GRID.trials]
+    first = found["trials"][0]
+    assert (first["scheme"], first["lr"], first["state"]) == ("skipinit", 0.25, "finished")
+    assert first["test_accuracy"] == accuracy(0.25, 0)
+    assert [(cell["scheme"], cell["metric"]) for cell in found["cells"]] == [
+        ("skipinit", "test_accuracy"), ("skipinit", "train_loss"),
+        ("none", "test_accuracy"), ("none", "train_loss"),
+    ]  # fmt: skip
+    cell = found["cells"][0]
+    # At 2^0: 90 and 91, the third run waits; at 2^-1: 88, 89, 90; at 2^-2: 88, 89, 90.
+    assert (cell["best_lr"], cell["mean"], cell["kept"], cell["unfinished"]) == (1.0, 90.5, 2, 1)
+    assert (cell["edge"], cell["failed"]) == ("high", False)
+    assert [rate["lr"] for rate in cell["rates"]] == [0.25, 0.5, 1.0]
+    assert (found["cells"][2]["failed"], found["cells"][2]["best_lr"]) == (True, None)
+    assert "lr" not in cell
+    assert "seed" not in cell
+
+
+def test_results_as_csv(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trials = list(csv.DictReader(io.StringIO(printed(capsys, "results", str(sweep), "--csv"))))
+    assert len(trials) == 18
+    assert float(trials[0]["test_accuracy"]) == accuracy(0.25, 0)
+    cells = list(
+        csv.DictReader(io.StringIO(printed(capsys, "results", str(sweep), "--csv", "--rows", "cells")))
+    )
+    assert [(cell["scheme"], cell["failed"]) for cell in cells[::2]] == [
+        ("skipinit", "False"),
+        ("none", "True"),
+    ]
+
+
+def test_results_as_text(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(capsys, "results", str(sweep), "--best", "1", "--of", "3")
+    lines = text.splitlines()
+    assert lines[0].split()[:5] == ["trial", "seed", "model", "scheme", "lr"]
+    assert len([line for line in lines if "diverged" in line]) == 8
+    (best,) = [line for line in lines if "skipinit" in line and "test_accuracy" in line]
+    assert "91.00" in best
+    assert "1 of 2" in best
+    assert "2^0 to 2^0" in best
+    assert "at the high edge of the grid; 1 unfinished" in best
+    (dash,) = [line for line in lines if "none" in line and "train_loss" in line]
+    assert "−" in dash
+    assert "at chance" in dash
+
+
+def test_status_as_json_and_text(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = json.loads(printed(capsys, "status", str(sweep), "--json"))
+    assert (found["trials"], found["finished"], found["diverged"], found["pending"]) == (18, 8, 8, 2)
+    assert (found["epochs_done"], found["epochs_total"]) == (32, 36)
+    assert (found["writer"], found["seconds_left"]) == (None, None)
+    with open_writer(sweep) as writer:
+        writer.start(identity(GRID.trials[-1]), HERE, classes=10)
+        text = printed(capsys, "status", str(sweep))
+    assert "18 trials: 1 pending, 1 running, 8 diverged, 8 finished" in text
+    assert "32 of 36 epochs (89%)" in text
+    assert "written by process" in text
+    assert "0/2" in text
+    assert "\x1b" not in text
+
+
+def test_status_is_live_in_a_terminal(
+    sweep: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    id = identity(GRID.trials[-1])
+    with ExitStack() as stack:
+        writer = stack.enter_context(open_writer(sweep))
+        writer.start(id, HERE, classes=10)
+
+        def the_sweep_ends_meanwhile(seconds: float) -> None:
+            writer.finish(id, Epoch(2, 0.1, None, 50.0, 0.5, 0.1, 100.0), seconds=1.0)
+            stack.close()
+
+        monkeypatch.setattr(time, "sleep", the_sweep_ends_meanwhile)
+        text = printed(capsys, "status", str(sweep))
+    assert text.index("1 running, 8 diverged, 8 finished") < text.index("8 diverged, 9 finished")
+    assert "nobody is writing" in text
+
+
+def test_export_import_and_merge(sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, other = tmp_path / "results.jsonl", tmp_path / "other"
+    assert "16 results" in printed(capsys, "store", "export", str(sweep), str(file), "--curves")
+    assert "16 trials added" in printed(capsys, "store", "import", str(other), str(file))
+    merged = printed(capsys, "store", "merge", str(tmp_path / "all"), str(other), str(sweep))
+    assert merged.splitlines() == [
+        f"{other}: 16 trials added, 0 updated, 0 known already",
+        f"{sweep}: 2 trials added, 0 updated, 16 known already",
+    ]
+    ours, theirs = (
+        json.loads(printed(capsys, "results", str(f), "--json")) for f in (sweep, tmp_path / "all")
+    )
+    assert {row["id"]: row for row in ours["trials"]} == {row["id"]: row for row in theirs["trials"]}
+
+
+def test_a_conflict_is_said(sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "results.jsonl"
+    command("store", "export", str(sweep), str(file))
+    file.write_text(file.read_text().replace('"test_accuracy": 91.0', '"test_accuracy": 99.0', 1))
+    command("store", "import", str(sweep), str(file))
+    assert "has another result here; the first is kept" in capsys.readouterr().err
+
+
+def test_what_goes_wrong_is_said_and_nothing_is_made(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    with pytest.raises(DataError, match="no sweep is there"):
+        command("store", "merge", str(target), str(tmp_path / "none"))
+    with pytest.raises(DataError, match="cannot be read"):
+        command("store", "import", str(target), str(tmp_path / "none"))
+    with pytest.raises(ConfigError, match="no sweep to merge"):
+        command("store", "merge", str(target))
+    with pytest.raises(ConfigError, match="belong together"):
+        command("results", str(target), "--best", "5")
+    assert not target.exists()

@@ -1,0 +1,235 @@
+"""`skipinit train`, `evaluate`, `export`: what a user types, sees and gets back."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from skipinit import from_pretrained
+from skipinit.cli import main
+from skipinit.training.checkpoint import open_run
+
+Result = tuple[int, str, str]
+Cli = Callable[..., Result]
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
+    def call(*arguments: object) -> Result:
+        try:
+            code = main([str(argument) for argument in arguments])
+        except SystemExit as left:  # tyro leaves by itself where the arguments do not parse
+            code = int(left.code or 0)
+        return code, *capsys.readouterr()
+
+    return call
+
+
+_SMALL = ("--model", "wrn10_1", "--data", "digits", "--epochs", 1, "--batch-size", 256, "--device", "cpu")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("cli") / "run"
+    assert main([str(a) for a in ("train", *_SMALL, "--scheme", "batchnorm", "--out", out)]) == 0
+    return out
+
+
+def _last(run: Path) -> dict[str, float]:
+    return json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+
+
+def test_train_tells_the_last_epoch_and_where_the_rest_is(cli: Cli, trained: Path) -> None:
+    code, out, err = cli("train", *_SMALL, "--scheme", "batchnorm", "--out", trained)
+    assert (code, err) == (0, "")
+    assert f"epoch 1: test accuracy {_last(trained)['test_accuracy']:.2f} %" in out.replace("\n", " ")
+
+
+def test_train_in_json(cli: Cli, trained: Path) -> None:
+    code, out, err = cli("train", *_SMALL, "--scheme", "batchnorm", "--out", trained, "--json")
+    assert (code, err) == (0, "")
+    assert json.loads(out) == {"state": "finished", "step": 5, "epochs": [_last(trained)]}
+
+
+def test_a_diverged_run_is_a_result(cli: Cli, tmp_path: Path) -> None:
+    """Section 2.3: without downscaling, the activations of a deep network explode (2^d)."""
+    command = ("train", "--model", "wrn100_1", "--scheme", "skipinit", "--alpha", 1, "--data", "digits")
+    command += ("--epochs", 1, "--out", tmp_path / "run", "--device", "cpu")
+    code, out, err = cli(*command)
+    assert (code, err) == (0, "")
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["state"] == "diverged"
+    assert f"diverged: the loss of step {result['step']} was not finite" in out
+    again = cli(*command, "--json")
+    assert json.loads(again[1]) == {"state": "diverged", "step": result["step"], "epochs": []}
+
+
+def test_evaluate_equals_the_last_record(cli: Cli, trained: Path) -> None:
+    code, out, err = cli("evaluate", trained, "--device", "cpu", "--json")
+    assert (code, err) == (0, "")
+    measured, record = json.loads(out), _last(trained)
+    assert measured == {name: record[name] for name in ("test_accuracy", "test_loss")}
+    _, words, _ = cli("evaluate", trained, "--device", "cpu")
+    assert words == f"test accuracy {record['test_accuracy']:.2f} %, test loss {record['test_loss']:.4f}\n"
+
+
+def test_an_export_has_the_same_logits(cli: Cli, trained: Path, tmp_path: Path) -> None:
+    assert cli("export", trained, "--out", tmp_path / "model") == (0, f"{tmp_path / 'model'}\n", "")
+    images = torch.randn(5, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    exported, (run, _) = from_pretrained(tmp_path / "model").eval(), open_run(trained)
+    with torch.no_grad():
+        assert torch.equal(exported(images), run.model.eval()(images))
+
+
+def test_an_export_does_not_overwrite_a_run(cli: Cli, trained: Path) -> None:
+    code, _, err = cli("export", trained, "--out", trained)
+    assert (code, err) == (
+        2, f"skipinit: {trained} is the folder of a run and would lose its config.json; choose another\n",
+    )  # fmt: skip
+    assert cli("evaluate", trained, "--device", "cpu")[0] == 0
+
+
+def test_onnx_without_its_packages_says_what_to_install(
+    cli: Cli, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for package in ("onnx", "onnxscript"):
+        monkeypatch.setitem(sys.modules, package, None)
+    code, _, err = cli("export", trained, "--out", tmp_path / "model", "--onnx")
+    assert code == 2
+    assert err.startswith("skipinit: ONNX export needs more packages")
+    assert err.endswith("pip install 'skipinit[onnx]'\n")
+    assert len(err.splitlines()) == 1
+
+
+@pytest.mark.skipif(
+    not all(map(importlib.util.find_spec, ("onnx", "onnxscript", "onnxruntime"))),
+    reason="needs onnx, onnxscript and onnxruntime",
+)
+def test_onnx_gives_the_same_logits(cli: Cli, trained: Path, tmp_path: Path) -> None:
+    import onnxruntime
+
+    assert cli("export", trained, "--out", tmp_path / "model", "--onnx")[0] == 0
+    images = np.random.default_rng(0).standard_normal((5, 1, 8, 8), dtype=np.float32)
+    session = onnxruntime.InferenceSession(tmp_path / "model" / "model.onnx")
+    (logits,) = session.run(None, {session.get_inputs()[0].name: images})
+    with torch.no_grad():
+        expected = from_pretrained(tmp_path / "model").eval()(torch.from_numpy(images))
+    np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("--data", "digit"), "data set 'digit' is not known; did you mean digits?"),
+        (("--model", "wrn17_2"), "wrn17_2: depth 17 is not 6m + 4; the nearest are wrn16_2 and wrn22_2"),
+        (("--scheme", "skipnit"), "scheme 'skipnit' is not known; did you mean skipinit"),
+        (("--device", "gpu"), "device 'gpu' is not known; it is auto, cpu, cuda or cuda:N"),
+        (("--device", "mps"), "device 'mps' is not supported; it is auto, cpu, cuda or cuda:N"),
+        (("--device", "cuda:99"), "device 'cuda:99' is not there; this machine has"),
+        (("--batch-size", 5000), "batch_size 5000 is larger than the 1442 training examples of digits"),
+        (("--batch-size", 0), "batch_size 0 is not allowed; it must be 1 or more"),
+        (("--micro-batch", 0), "micro_batch 0 is not allowed; it must be 1 or more"),
+        (("--micro-batch", -3), "micro_batch -3 is not allowed; it must be 1 or more"),
+        (("--epochs", 0), "epochs 0 is not allowed; it must be 1 or more"),
+        (("--lr", -1), "lr -1.0 is not allowed; it must be a positive number"),
+        (("--lr", "nan"), "lr nan is not allowed; it must be a positive number"),
+        (("--dampening", 1), "dampening 1.0 is not allowed; it must be in [0, 1)"),
+        (("--seed", -1), "seed -1 is not allowed; it must be 0 or more"),
+        (("--ghost-batch", 5), "ghost_batch 5 does not divide the 256 examples of each process"),
+        (("--num-classes", 3), "num_classes 3 is too few for digits; it must be 10 or more"),
+        (("--in-channels", 3), "in_channels 3 does not fit digits; it must be 1"),
+    ],
+)
+def test_a_mistake_is_one_line_and_leaves_nothing(
+    cli: Cli, tmp_path: Path, arguments: tuple[object, ...], line: str
+) -> None:
+    code, out, err = cli("train", *_SMALL, "--out", tmp_path / "run", *arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"skipinit: {line}")
+    assert len(err.splitlines()) == 1
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--precision", "float16"), ("--lr", "fast"), ("--colour", "red"), ("--epochs", "1.5")]
+)
+def test_what_does_not_parse_is_refused_without_a_traceback(
+    cli: Cli, tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    code, out, err = cli("train", *_SMALL, "--out", tmp_path / "run", *arguments)
+    assert (code, out) == (2, "")
+    assert arguments[0] in err
+    assert "Traceback" not in err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_that_is_no_run_is_said_to_be_none(cli: Cli, tmp_path: Path) -> None:
+    for command in (("evaluate", tmp_path), ("export", tmp_path, "--out", tmp_path / "model")):
+        code, out, err = cli(*command)
+        assert (code, out) == (1, "")
+        assert err == (
+            f"skipinit: {tmp_path / 'config.json'}: cannot be read; is {tmp_path} the folder of a run?\n"
+        )
+
+
+def test_another_run_in_the_folder_is_refused(cli: Cli, trained: Path) -> None:
+    code, _, err = cli("train", *_SMALL, "--scheme", "batchnorm", "--out", trained, "--seed", 1)
+    assert code == 2
+    assert err == f"skipinit: {trained} holds another run: its seed is 0, not 1; choose another folder\n"
+
+
+def test_help_explains_every_flag_without_importing_torch() -> None:
+    code = (
+        "import sys, skipinit.cli\n"
+        "try: skipinit.cli.main(['train', '--help'])\n"
+        "except SystemExit: pass\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    plain = os.environ | {"COLUMNS": "200", "NO_COLOR": "1"}
+    done = subprocess.run([sys.executable, "-c", code], env=plain, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    flags = "model data out scheme alpha ghost-batch dropout lr batch-size epochs seed momentum dampening l2"
+    flags += (
+        " schedule precision crop-padding no-augment clean-train-loss device micro-batch tensorboard json"
+    )
+    lines = [line.strip("│ ") for line in done.stdout.splitlines()]
+    for flag in flags.split():
+        (place,) = (number for number, line in enumerate(lines) if f"{line} ".startswith(f"--{flag} "))
+        words = lines[place].split()[1:] + (
+            [] if lines[place + 1].startswith("--") else lines[place + 1].split()
+        )
+        assert len(words) >= 2, f"--{flag} is not explained"
+
+
+def test_tensorboard_has_a_curve_for_every_number(cli: Cli, tmp_path: Path) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    command = ("train", *_SMALL, "--scheme", "skipinit", "--out", tmp_path / "run", "--tensorboard")
+    assert cli(*command)[0] == 0
+    events = accumulator.EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    events.Reload()
+    for name, value in _last(tmp_path / "run").items():
+        if name != "epoch" and value is not None:
+            (point,) = events.Scalars(name)
+            assert point.step == 1
+            assert math.isclose(point.value, value, rel_tol=1e-6)
+
+
+def test_bfloat16_stays_near_float32_and_keeps_float32_weights(cli: Cli, tmp_path: Path) -> None:
+    common = ("train", *_SMALL, "--scheme", "skipinit")
+    assert cli(*common, "--out", tmp_path / "a", "--precision", "bfloat16")[0] == 0
+    assert cli(*common, "--out", tmp_path / "b")[0] == 0
+    losses = [_last(tmp_path / name)["train_loss"] for name in "ab"]
+    assert losses[0] != losses[1]
+    assert losses[0] == pytest.approx(losses[1], rel=0.02)
+    state = torch.load(tmp_path / "a" / "checkpoint.pt", weights_only=True)["tensors"]
+    assert {tensor.dtype for tensor in state} == {torch.float32, torch.int64}

@@ -1,0 +1,196 @@
+"""Merging stores, and results as a text file and back."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from skipinit.config import TrainConfig, identity
+from skipinit.errors import DataError, SkipinitError
+from skipinit.provenance import Provenance
+from skipinit.sweeping.exchange import Entry, Merged, entries, export_results, merge, read_results
+from skipinit.sweeping.grid import expand
+from skipinit.sweeping.records import Epoch
+from skipinit.sweeping.store import open_store, open_writer
+
+HERE = Provenance("a machine", "cpu", {"skipinit": "0.1.0", "torch": "2.13.0"}, "0123abcd")
+AXES = {"model": "wrn16_2", "data": "digits", "batch_size": 64, "epochs": 3}
+FIRST, SECOND, THIRD, FOURTH = expand({**AXES, "lr": "0.1,2^-3", "seed": "0..1"}).trials
+
+
+def measured(epoch: int, accuracy: float = 50.0, speed: float = 1e5 / 3) -> Epoch:
+    return Epoch(epoch, 0.1 / epoch, None, accuracy, 0.7, 0.25, speed)
+
+
+def run(folder: Path, config: TrainConfig, upto: str, accuracy: float = 50.0, speed: float = 1.0) -> None:
+    """Take a trial to that state."""
+    id = identity(config)
+    with open_writer(folder) as writer:
+        writer.add([config])
+        if upto == "pending":
+            return
+        writer.start(id, HERE, classes=10)
+        if upto == "diverged at once":
+            writer.diverge(id, None, "loss at step 0", seconds=0.1)
+            return
+        writer.record([(id, measured(1, accuracy, speed)), (id, measured(2, accuracy, speed))])
+        if upto == "failed":
+            writer.fail(id, "RuntimeError: no", "Traceback …", seconds=1.0)
+        elif upto == "finished":
+            writer.finish(id, measured(3, accuracy, speed), seconds=1 / 3)
+        elif upto == "diverged":
+            writer.diverge(id, Epoch(3, float("nan"), test_accuracy=10.0), "loss at step 7", seconds=0.1)
+
+
+def contents(folder: Path) -> list[Entry]:
+    with open_store(folder) as store:
+        return [(trial, store.curve(trial.id)) for trial in store.trials()]
+
+
+def merged(target: Path, source: Path) -> Merged:
+    with open_store(source) as store, open_writer(target) as writer:
+        return merge(writer, entries(store))
+
+
+STRENGTH = ["pending", "running", "failed", "finished"]
+
+
+@pytest.mark.parametrize("theirs", STRENGTH)
+@pytest.mark.parametrize("mine", STRENGTH)
+def test_the_further_state_wins(tmp_path: Path, mine: str, theirs: str) -> None:
+    run(tmp_path / "mine", FIRST, mine)
+    run(tmp_path / "theirs", FIRST, theirs)
+    before = contents(tmp_path / "theirs")
+    outcome = merged(tmp_path / "mine", tmp_path / "theirs")
+    ((trial, curve),) = contents(tmp_path / "mine")
+    strongest = max(mine, theirs, key=STRENGTH.index)
+    # What ran elsewhere does not run here: it waits, with its epochs.
+    assert trial.state == ("pending" if strongest == "running" else strongest)
+    assert [epoch.epoch for epoch in curve] == {"pending": [], "finished": [1, 2, 3]}.get(strongest, [1, 2])
+    better = STRENGTH.index(theirs) > STRENGTH.index(mine)
+    assert outcome == (Merged(updated=1) if better else Merged(kept=1))
+    assert contents(tmp_path / "theirs") == before
+
+
+def test_pieces_become_one(tmp_path: Path) -> None:
+    run(tmp_path / "a", FIRST, "finished")
+    run(tmp_path / "a", SECOND, "diverged")
+    run(tmp_path / "b", SECOND, "pending")
+    run(tmp_path / "b", THIRD, "finished", accuracy=60.0)
+    a, b = contents(tmp_path / "a"), contents(tmp_path / "b")
+    assert merged(tmp_path / "all", tmp_path / "a") == Merged(added=2)
+    assert merged(tmp_path / "all", tmp_path / "b") == Merged(added=1, kept=1)
+    assert merged(tmp_path / "all", tmp_path / "b") == Merged(kept=2)
+    assert contents(tmp_path / "all") == [*a, b[1]]
+
+
+def test_results_that_disagree_are_named_and_the_first_stays(tmp_path: Path) -> None:
+    run(tmp_path / "a", FIRST, "finished", accuracy=50.0)
+    run(tmp_path / "b", FIRST, "finished", accuracy=51.0)
+    run(tmp_path / "c", FIRST, "finished", accuracy=50.0, speed=9.0)
+    before = contents(tmp_path / "a")
+    assert merged(tmp_path / "a", tmp_path / "b") == Merged(conflicts=(identity(FIRST),))
+    assert merged(tmp_path / "a", tmp_path / "c") == Merged(kept=1)  # faster, but the same result
+    assert contents(tmp_path / "a") == before
+
+
+def test_the_round_trip_is_exact(tmp_path: Path) -> None:
+    fixup = replace(FIRST, model=replace(FIRST.model, scheme="fixup", fixup_components=(1, 2)))
+    for config, state in [
+        (THIRD, "finished"),
+        (FIRST, "diverged"),
+        (fixup, "finished"),
+        (FOURTH, "failed"),
+        (SECOND, "diverged at once"),
+    ]:
+        run(tmp_path / "a", config, state, accuracy=100 / 3)
+    for curves, file in [(True, tmp_path / "curves.jsonl"), (False, tmp_path / "last.jsonl")]:
+        with open_store(tmp_path / "a") as store:
+            assert export_results(store, file, curves) == 4
+        with open_writer(tmp_path / file.stem) as writer:
+            assert merge(writer, read_results(file)).added == 4
+        found = {trial.id: (trial, curve) for trial, curve in contents(tmp_path / file.stem)}
+        for trial, curve in contents(tmp_path / "a"):
+            if trial.state == "failed":
+                assert trial.id not in found
+            else:
+                assert found[trial.id] == (trial, curve if curves else curve[-1:])
+        with open_store(tmp_path / file.stem) as store:
+            export_results(store, tmp_path / "again.jsonl", curves)
+        assert (tmp_path / "again.jsonl").read_bytes() == file.read_bytes()
+    # Whoever has the last epochs and is offered the curves takes them.
+    assert merged(tmp_path / "last", tmp_path / "curves") == Merged(updated=3, kept=1)
+
+
+def test_the_file_is_sorted_and_plain_json(tmp_path: Path) -> None:
+    for config in (FOURTH, SECOND, FIRST):
+        run(tmp_path, config, "finished")
+    with open_store(tmp_path) as store:
+        export_results(store, tmp_path / "results.jsonl")
+    lines = (tmp_path / "results.jsonl").read_text().splitlines()
+    assert lines[1:] == sorted(lines[1:])
+    results = [json.loads(line) for line in lines[1:]]
+    assert [(row["config"]["lr"], row["config"]["seed"]) for row in results] == [
+        (0.1, 0),
+        (0.125, 0),
+        (0.125, 1),
+    ]
+    assert results[0]["last"]["test_accuracy"] == 50.0
+    assert results[0]["provenance"]["commit"] == "0123abcd"
+
+
+def test_a_line_that_comes_twice_meets_itself(tmp_path: Path) -> None:
+    """As after two branches of a repository were joined by hand."""
+    run(tmp_path / "a", FIRST, "finished")
+    file = tmp_path / "results.jsonl"
+    with open_store(tmp_path / "a") as store:
+        export_results(store, file)
+    header, line = file.read_text().splitlines()
+    file.write_text(
+        "\n".join([header, line, line, line.replace('"test_accuracy": 50.0', '"test_accuracy": 9.0')])
+    )
+    with open_writer(tmp_path / "b") as writer:
+        assert merge(writer, read_results(file)) == Merged(added=1, kept=1, conflicts=(identity(FIRST),))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("skipinit results", "other", "not a file that"),
+        ('"version": 1', '"version": 2', "format 2 is not known"),
+        ('"lr": 0.1', '"lr": -1', r"line 2: not a result \(lr -1.0 is not allowed"),
+        ('"lr": 0.1', '"lrr": 0.1', "line 2: not a result"),
+        ('"state": "finished"', '"state": "pending"', "line 2: a trial that is pending"),
+        ('"classes": 10', '"classes": null', "line 2"),
+        ('"reason"', '"reason', "line 2: not a result"),
+    ],
+)
+def test_a_damaged_file_is_named_with_its_line_and_nothing_is_made(
+    tmp_path: Path, old: str, new: str, message: str
+) -> None:
+    run(tmp_path / "a", FIRST, "finished")
+    file = tmp_path / "results.jsonl"
+    with open_store(tmp_path / "a") as store:
+        export_results(store, file)
+    assert old in file.read_text()
+    file.write_text(file.read_text().replace(old, new))
+    with pytest.raises(DataError, match=message) as error:
+        read_results(file)
+    assert "\n" not in str(error.value)
+
+
+def test_files_that_cannot_be_read_or_written(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="cannot be read"):
+        read_results(tmp_path / "none")
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(DataError, match="not a file that"):
+        read_results(tmp_path / "bytes")
+    (tmp_path / "empty").touch()
+    with pytest.raises(DataError, match="not a file that"):
+        read_results(tmp_path / "empty")
+    run(tmp_path / "a", FIRST, "finished")
+    with open_store(tmp_path / "a") as store, pytest.raises(SkipinitError, match="cannot be written"):
+        export_results(store, tmp_path / "a")
