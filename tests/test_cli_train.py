@@ -58,7 +58,8 @@ def test_train_tells_the_last_epoch_and_where_the_rest_is(cli: Cli, trained: Pat
 def test_train_in_json(cli: Cli, trained: Path) -> None:
     code, out, err = cli("train", *_SMALL, "--scheme", "batchnorm", "--out", trained, "--json")
     assert (code, err) == (0, "")
-    assert json.loads(out) == {"state": "finished", "step": 5, "epochs": [_last(trained)]}
+    expected = {"state": "finished", "step": 5, "out": str(trained), "epochs": [_last(trained)]}
+    assert json.loads(out) == expected
 
 
 def test_a_diverged_run_is_a_result(cli: Cli, tmp_path: Path) -> None:
@@ -69,9 +70,10 @@ def test_a_diverged_run_is_a_result(cli: Cli, tmp_path: Path) -> None:
     assert (code, err) == (0, "")
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert result["state"] == "diverged"
-    assert f"diverged: the loss of step {result['step']} was not finite" in out
+    assert f"diverged at step {result['step']}: the loss was not finite" in out
     again = cli(*command, "--json")
-    assert json.loads(again[1]) == {"state": "diverged", "step": result["step"], "epochs": []}
+    expected = {"state": "diverged", "step": result["step"], "out": str(tmp_path / "run"), "epochs": []}
+    assert json.loads(again[1]) == expected
 
 
 def test_evaluate_equals_the_last_record(cli: Cli, trained: Path) -> None:
@@ -199,9 +201,7 @@ def test_help_explains_every_flag_without_importing_torch() -> None:
     done = subprocess.run([sys.executable, "-c", code], env=plain, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     flags = "model data out scheme alpha ghost-batch dropout lr batch-size epochs seed momentum dampening l2"
-    flags += (
-        " schedule precision crop-padding no-augment clean-train-loss device micro-batch tensorboard json"
-    )
+    flags += " schedule precision crop-padding augment clean-train-loss device micro-batch tensorboard json"
     lines = [line.strip("│ ") for line in done.stdout.splitlines()]
     for flag in flags.split():
         (place,) = (number for number, line in enumerate(lines) if f"{line} ".startswith(f"--{flag} "))

@@ -347,7 +347,8 @@ with open_store(folder) as store:
 
 def test_importing_the_sweep_does_not_import_torch() -> None:
     modules = ["grid", "store", "statistics", "results", "exchange", "progress"]
-    code = f"import sys; [__import__('skipinit.sweeping.' + m) for m in {modules}]; print('torch' in sys.modules)"
+    imports = f"[__import__('skipinit.sweeping.' + m) for m in {modules}]"
+    code = f"import sys; {imports}; print('torch' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "False\n"
 
 

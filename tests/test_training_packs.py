@@ -121,7 +121,8 @@ def test_the_step_of_divergence_is_the_first_non_finite_loss() -> None:
 def test_micro_batches_equal_one_big_batch(
     scheme: str, options: dict[str, int], sizes: tuple[int, ...]
 ) -> None:
-    config = _config(scheme, **options)
+    # At larger rates a rounding error that puts one ReLU on the other side of 0 grows past the bound.
+    config = _config(scheme, lr=0.005, **options)
     (whole,), heard = _train(config)
     assert whole.micro_batch == 256
     for size in sizes:
@@ -152,7 +153,7 @@ def test_a_micro_batch_holds_whole_ghosts() -> None:
         return Run(config, data.source(config, _WORLD), _WORLD, limit).micro_batch
 
     assert size(256, ghost_batch=32) == 256
-    assert size(100, ghost_batch=32) == 64
+    assert size(100, ghost_batch=32) == 96
     assert size(8, ghost_batch=32) == 32
     assert size(8) == 256  # statistics of the whole batch need it whole
     with pytest.raises(ConfigError, match="ghost_batch 48 does not divide the 256"):

@@ -159,7 +159,7 @@ def test_a_signal_leaves_a_checkpoint_within_the_epoch_to_go_on_from(
         "--epochs",
         "2",
     ]
-    command += ["--device", "cpu", "--out", str(tmp_path / "stopped")]
+    command += ["--augment", "True", "--device", "cpu", "--out", str(tmp_path / "stopped")]
     if config.model.ghost_batch:
         command += ["--ghost-batch", str(config.model.ghost_batch)]
     process = subprocess.Popen(
@@ -179,7 +179,7 @@ def test_a_signal_leaves_a_checkpoint_within_the_epoch_to_go_on_from(
     process.send_signal(number)
     out, err = process.communicate(timeout=120)
     assert process.returncode == 130
-    assert "Run the same command to go on" in out
+    assert "run the same command to go on" in out
     assert err == ""
     step = int(_state(tmp_path / "stopped")["tensors"][-2])
     assert 45 < step < 90

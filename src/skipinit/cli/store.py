@@ -91,8 +91,9 @@ def results(
     elif csv_:
         _print_csv(wanted[rows or "trials"])
     else:
-        _print_trials(wanted["trials"])
-        _print_cells(wanted["cells"])
+        for name, show in (("trials", _print_trials), ("cells", _print_cells)):
+            if rows in (None, name):
+                show(wanted[name])
 
 
 def merge(target: Annotated[Folder, tyro.conf.arg(metavar="INTO")], sources: Folders) -> None:

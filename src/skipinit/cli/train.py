@@ -37,7 +37,7 @@ def train(
     schedule: Annotated[Schedule | None, _given("{cifar,imagenet,constant}")] = None,
     precision: Precision = "float32",
     crop_padding: CropPadding = "zero",
-    no_augment: bool = False,
+    augment: Annotated[bool | None, _given("{True,False}")] = None,
     clean_train_loss: bool = False,
     device: str = "auto",
     micro_batch: Annotated[int | None, _given("INT")] = None,
@@ -64,7 +64,7 @@ def train(
         schedule: Of the learning rate.
         precision: Of the arithmetic; parameters are float32.
         crop_padding: What random crops see beyond the image's edge.
-        no_augment: Train on the images as they are.
+        augment: Crop and mirror training images at random.
         clean_train_loss: Also evaluate the loss on the unaugmented training set after each epoch.
         device: auto, cpu, cuda or cuda:N.
         micro_batch: Examples on the device at once.
@@ -86,7 +86,7 @@ def train(
         schedule=schedule,
         precision=precision,
         crop_padding=crop_padding,
-        augment=not no_augment,
+        augment=augment,
         clean_train_loss=clean_train_loss,
     )
     out = out or Path("runs", f"{model}-{network.scheme}-{Path(data).name}-{identity(config)}")

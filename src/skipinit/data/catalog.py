@@ -37,8 +37,8 @@ _CIFAR_PAGE = "https://www.cs.toronto.edu/~kriz/cifar.html, fetched on first use
 DATA_SETS: dict[str, DataSet] = {
     entry.name: entry
     for entry in (
-        # Digits fill their 8×8 pixels: a shift cuts strokes off, and a mirrored digit is another shape.
-        DataSet("digits", 10, (1, 8, 8), 1442, 355, 0, False, "bundled with scikit-learn"),
+        # A crop of 8×8 digits shifts by one pixel at most, and a mirrored digit is another shape.
+        DataSet("digits", 10, (1, 8, 8), 1442, 355, 1, False, "bundled with scikit-learn"),
         DataSet("cifar10", 10, (3, 32, 32), 50_000, 10_000, 4, True, _CIFAR_PAGE),
         DataSet("cifar100", 100, (3, 32, 32), 50_000, 10_000, 4, True, _CIFAR_PAGE),
         DataSet("gaussian", 10, (3, 32, 32), 4096, 1024, 0, False, "drawn: N(0, 1) values, random labels"),

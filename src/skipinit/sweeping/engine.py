@@ -33,8 +33,6 @@ from .packs import best_size, group, split
 from .records import Epoch, Trial
 from .store import Writer, open_writer
 
-_CHECKPOINT_SECONDS = 60.0
-
 
 @dataclass(frozen=True)
 class Outcome:
@@ -55,6 +53,7 @@ def run_sweep(
     device: str = "auto",
     time_limit: float | None = None,
     pack_size: int | None = None,
+    checkpoint_seconds: float = 60.0,
     progress: bool = True,
     stop: Stop | None = None,
 ) -> Outcome:
@@ -66,6 +65,7 @@ def run_sweep(
         device: `auto`, `cpu`, `cuda` or `cuda:N`.
         time_limit: seconds after which to stop in good order.
         pack_size: trials that step together; measured if not given.
+        checkpoint_seconds: least time between two checkpoints of a pack.
         progress: show a bar where standard error is a terminal.
         stop: asks for an early end, besides signals and the time limit.
     """
@@ -76,7 +76,9 @@ def run_sweep(
     with open_writer(out) as writer, stopped_by_signals(stop):
         writer.add(grid.trials)
         wanted = {identity(config) for config in grid.trials}
-        engine = _Engine(writer, _Checkpoints(out / "checkpoints"), world, stop, pack_size)
+        engine = _Engine(
+            writer, _Checkpoints(out / "checkpoints", checkpoint_seconds), world, stop, pack_size
+        )
         owing = [trial.config for trial in writer.trials() if _owes(trial, wanted)]
         with steps_bar(sum(config.epochs for config in owing), progress) as bar:
             bar.update(0, "epochs of all trials")
@@ -95,8 +97,8 @@ def _owes(trial: Trial, wanted: set[str]) -> bool:
 class _Checkpoints:
     """One file per unfinished trial: the run's state, and what it has cost so far."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, seconds_between: float) -> None:
+        self.folder, self.seconds_between = folder, seconds_between
 
     def load(self, id: str) -> tuple[dict[str, Any] | None, float]:
         """A trial's newest state and its seconds; None where it must start anew."""
@@ -230,7 +232,7 @@ class _Keeper:
                 if id in done:
                     self.writer.finish(id, epoch, self.seconds[id])
                     self.checkpoints.drop(id)
-            if last or time.monotonic() - self.kept_at >= _CHECKPOINT_SECONDS:
+            if last or time.monotonic() - self.kept_at >= self.checkpoints.seconds_between:
                 for run in runs:
                     if identity(run.config) not in done:
                         self.checkpoints.save(run, self.cost(run.config))
