@@ -113,7 +113,7 @@ ERRORS = {
     "--batch-size 0 is not allowed": ["wrn16_2", "--batch-size", "0"],
     "--blocks and --width belong to the theory networks": ["wrn16_2", "--blocks", "3"],
     "no picture format": ["wrn16_2", "--plot", "picture.gif"],
-    "device 'abacus' is not here": ["wrn16_2", "--device", "abacus"],
+    "device 'abacus' is not known": ["wrn16_2", "--device", "abacus"],
     "give the shape of its input": ["my_probe_model:Net"],
     "cannot take the batch 8x5 float32": ["my_probe_model:Net", "--input", "8x5"],
     "module 'nothing' does not import: ModuleNotFoundError": ["nothing:here", "--input", "8x5"],

@@ -98,8 +98,9 @@ def probe(
 
     from ..probing.measure import probe as measure
     from ..probing.plot import check_suffix
+    from ..training.world import find_device
 
-    device = _find_device(device)
+    device = str(find_device(device))
     if plot is not None and not model.startswith("figure"):
         check_suffix(plot)
     if model.startswith("figure"):
@@ -168,15 +169,3 @@ def _default_shape(name: str, batch_size: int | None) -> tuple[int, ...]:
         return (batch_size or (100 if theory.convolutional else 1000), *example)
     size = find_architecture(name).image_size
     return (batch_size or max(8, _VALUES_PER_BATCH // (3 * size * size)), 3, size, size)
-
-
-def _find_device(name: str) -> str:
-    import torch
-
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"device {name!r} is not here: {str(error).splitlines()[0]}") from error
-    return name
