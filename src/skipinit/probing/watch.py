@@ -137,6 +137,10 @@ class Watcher(TorchDispatchMode):
             self.sightings.append(sighting)
         return result
 
+    def lineage_of(self, tensor: Tensor) -> Node | None:
+        """Where a tensor of the pass comes from; None if from no data."""
+        return self._lineage.get(_memory(tensor))
+
     def _node(self, kind: Kind, parents: tuple[Node, ...] = (), parameters: tuple[str, ...] = ()) -> Node:
         self._order += 1
         module, call = self._calls[-1]

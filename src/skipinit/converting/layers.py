@@ -1,0 +1,125 @@
+"""What comes where normalization went: small layers, and layers that a model has, extended in place.
+
+A model's own forward is never touched. To scale a branch, the layer that ends it gets a class derived from
+its own, with one more parameter: its name, its other parameters and its place stay.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class ChannelAffine(nn.Module):
+    """scale * x + shift, per channel: what batch norm computes at test time"""
+
+    def __init__(self, scale: Tensor, shift: Tensor) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(scale)
+        self.shift = nn.Parameter(shift)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Channels are the second axis, as they are for batch norm."""
+        shape = (-1, *(1,) * (x.dim() - 2))
+        return torch.addcmul(self.shift.view(shape), x, self.scale.view(shape)).to(x.dtype)
+
+    def extra_repr(self) -> str:
+        """Show the number of channels."""
+        return str(self.scale.numel())
+
+
+class Copy(nn.Module):
+    """x, in memory of its own"""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """What follows may write into it."""
+        return x.clone()
+
+
+class ScaledOutput(nn.Module):
+    """branch_alpha * layer(x) [+ merge_bias]: the end of a branch
+
+    x + alpha f(x) is all that SkipInit is. The scalar bias that ResNet-V1 needs between the add and its ReLU
+    is added to the branch, which is the same: (x + alpha f(x)) + b = x + (alpha f(x) + b).
+    """
+
+    branch_alpha: nn.Parameter
+    merge_bias: nn.Parameter | None
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Of a layer that returns several tensors, such as attention, the first is the branch."""
+        out = super().forward(*args, **kwargs)
+        if isinstance(out, tuple):
+            return (self._scale(out[0]), *out[1:])
+        return self._scale(out)
+
+    def _scale(self, branch: Tensor) -> Tensor:
+        scaled = self.branch_alpha * branch
+        return scaled if self.merge_bias is None else scaled + self.merge_bias
+
+
+class DividedOutput(nn.Module):
+    """layer(x) / sqrt(2)"""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Forward variance stays what it was, yet skip and branch weigh the same."""
+        return super().forward(*args, **kwargs) * 0.5**0.5
+
+
+class BiasedInput(nn.Module):
+    """layer(x + input_bias): Fixup's scalar before a convolution or dense layer"""
+
+    input_bias: nn.Parameter
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """The same shift everywhere."""
+        return super().forward(x + self.input_bias, *args, **kwargs)
+
+
+class DroppedInput(nn.Module):
+    """layer(dropout(x)): Regularized SkipInit's classifier"""
+
+    input_dropout: float
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """The identity at test time."""
+        dropped = F.dropout(x, self.input_dropout, self.training)
+        return super().forward(dropped, *args, **kwargs)
+
+
+def extend(module: nn.Module, extension: type[nn.Module], **fields: nn.Parameter | float | None) -> None:
+    """Derive the module's class further by `extension`, with these fields; all it had stays."""
+    kind: Any = type(module)
+    base, extensions = getattr(kind, "extended", (kind, ()))
+    module.__class__ = _extended_class(base, (extension, *extensions))
+    for name, value in fields.items():
+        setattr(module, name, value)
+
+
+@cache
+def _extended_class(base: Any, extensions: Any) -> type[nn.Module]:
+    name = "".join(extension.__name__ for extension in extensions) + base.__name__
+    fields = {"extended": (base, extensions), "__reduce_ex__": _reduce, "__doc__": extensions[0].__doc__}
+    return type(name, (*extensions, base), fields)
+
+
+def _reduce(self: nn.Module, protocol: Any) -> tuple[Any, ...]:
+    """How the module is pickled and copied: its class has no importable name, so it is made anew."""
+    return _rebuild, type(self).__dict__["extended"], self.__dict__
+
+
+def _rebuild(base: Any, extensions: Any) -> nn.Module:
+    kind = _extended_class(base, extensions)
+    return kind.__new__(kind)
+
+
+def scalar(value: float, *homes: nn.Module) -> nn.Parameter:
+    """A learnable scalar where the numbers of the first of these modules live that has any."""
+    tensors = (tensor for home in homes for tensor in chain(home.parameters(), home.buffers()))
+    like = next((tensor for tensor in tensors if tensor.is_floating_point()), torch.empty(()))
+    return nn.Parameter(torch.tensor(value, dtype=like.dtype, device=like.device))
