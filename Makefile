@@ -7,10 +7,10 @@ READY := $(VENV)/.ready
 .PHONY: demo test lint clean
 
 demo: $(READY)
-	$(BIN)/python examples/quickstart.py
+	$(BIN)/skipinit demo --out demo
 
 test: $(READY)
-	$(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2  # two workers on two cores: more threads would only fight
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -1,6 +1,6 @@
-"""Where to begin: build a network, see its balance of skip and branch, train it. About half a minute on a CPU.
+"""Where to begin: build a network, see its balance of skip and branch, train it; half a minute on a CPU.
 
-    python examples/quickstart.py
+python examples/quickstart.py
 """
 
 import torch
@@ -12,15 +12,13 @@ import skipinit
 balanced = skipinit.create_model("wrn100_1", scheme="skipinit", in_channels=1, seed=0)
 exploding = skipinit.create_model("wrn100_1", scheme="skipinit", alpha=1, in_channels=1, seed=0)
 
-# What do its blocks hand on? The variance of skip and branch, block by block, and a verdict in words.
+# What do its blocks hand on? The variance of skip and branch, block by block.
 batch = torch.randn(64, 1, 8, 8, generator=torch.Generator().manual_seed(1))
 for model in (exploding, balanced):
     report = skipinit.probe(model, batch)
     print(f"alpha = {model.blocks[0].merge.alpha.item():g} at initialization")
     for row in (report.rows[0], report.rows[-1]):
-        print(
-            f"  block {row.depth:2}: skip variance {row.skip_variance:9.3g}, branch {row.branch_variance:9.3g}"
-        )
+        print(f"  block {row.depth:2}: skip {row.skip_variance:9.3g}, branch {row.branch_variance:9.3g}")
 
 # Train both on scikit-learn's digits, by the paper's protocol.
 for alpha in (1.0, 0.0):

@@ -13,6 +13,7 @@ from .version import __version__
 
 if TYPE_CHECKING:
     from .config import ModelConfig, TheoryConfig, TrainConfig
+    from .converting.convert import convert
     from .errors import ConfigError, DataError, SkipinitError
     from .nets.architectures import list_models
     from .nets.create import create_model, from_pretrained
@@ -35,6 +36,7 @@ _HOME = {
     "TheoryConfig": "config",
     "TrainConfig": "config",
     "TrainResult": "training.records",
+    "convert": "converting.convert",
     "create_model": "nets.create",
     "describe": "nets.describe",
     "from_pretrained": "nets.create",

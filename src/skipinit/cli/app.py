@@ -7,25 +7,35 @@ from collections.abc import Sequence
 import tyro
 from tyro.extras import SubcommandApp
 
-from . import nets, probe, store, sweep, train
+from . import convert, demo, nets, probe, report, reproduce, store, sweep, train
 
-_DESCRIPTION = "Deep residual networks with and without normalization: build, probe, train, sweep."
+_DESCRIPTION = "Deep residual networks with and without normalization: build, probe, convert, train, compare."
+
+_COMMANDS = (
+    demo.demo,
+    nets.models,
+    nets.schemes,
+    nets.describe,
+    probe.probe,
+    convert.convert,
+    train.train,
+    train.evaluate,
+    train.export,
+    sweep.sweep,
+    store.status,
+    store.results,
+    reproduce.reproduce,
+    reproduce.claims,
+    report.report,
+)
 
 
 def run(arguments: Sequence[str]) -> int:
     """Parse the arguments and run the command; what it returns is the exit code, None meaning 0."""
-    app = SubcommandApp()
-    app.command(nets.models)
-    app.command(nets.schemes)
-    app.command(nets.describe)
-    app.command(probe.probe)
-    app.command(train.train)
-    app.command(train.evaluate)
-    app.command(train.export)
-    app.command(sweep.sweep)
-    app.command(store.status)
-    app.command(store.results)
-    stores = SubcommandApp()
+    app, stores = SubcommandApp(), SubcommandApp()
+    for command in _COMMANDS:
+        # The overview shows first lines; a command's own --help shows the rest.
+        app.command(help=_summary(command) if arguments in (["--help"], ["-h"]) else None)(command)
     stores.command(store.merge)
     stores.command(store.export)
     stores.command(name="import")(store.import_)
@@ -37,3 +47,7 @@ def run(arguments: Sequence[str]) -> int:
         config=(tyro.conf.FlagCreatePairsOff,),
     )
     return int(code or 0)
+
+
+def _summary(command: object) -> str:
+    return (command.__doc__ or "").partition("\n")[0]

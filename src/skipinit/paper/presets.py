@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import get_args
 
+from ..config import Precision
 from ..errors import unknown_name
 
-Precision = Literal["float32", "tf32", "bfloat16"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
 AT_BEST = (0,)
@@ -27,8 +27,6 @@ class Effort:
     """None: the paper's."""
     rates: tuple[int, ...] | None = None
     """Factors of two from where the paper has its best rate; None: the paper's whole grid."""
-    batch_size: int | None = None
-    """None: the paper's."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +51,10 @@ class Preset:
     precision: Precision = "float32"
     methods: tuple[str, ...] | None = None
     """Which of a table's columns; None: all."""
+    exhibits: tuple[str, ...] | None = None
+    """Which tables and sweeps; None: all."""
+    decides: bool = True
+    """Whether its numbers say anything of the paper's claims."""
     special: Mapping[tuple[str, int], Effort] = field(default_factory=dict)
     """By method and depth, where one cell needs another effort than its depth."""
 
@@ -69,15 +71,16 @@ _ALL = (
         "seconds: digits, one epoch, one rate, one run of the smallest networks; that it runs, no more",
         depths={16: Effort(1, AT_BEST)},
         batch_sizes={64: Effort(1, AT_BEST)},
-        imagenet={256: Effort(1, AT_BEST)},
+        imagenet={1024: Effort(1, AT_BEST)},
         seeds=1,
         data="digits",
         width=1,
         augment=False,
+        decides=False,
     ),
     Preset(
         "demo",
-        "three minutes on 2 CPU cores: digits, four methods, one run at one rate for each depth",
+        "three to five minutes on 2 CPU cores: digits, four methods, one run at one rate for each depth",
         depths={16: Effort(8, AT_BEST), 100: Effort(6, AT_BEST), 1000: Effort(2, AT_BEST)},
         batch_sizes={},
         imagenet={},
@@ -86,12 +89,14 @@ _ALL = (
         width=1,
         augment=False,
         methods=("batchnorm", "skipinit", "skipinit alpha=1", "divide-sqrt2"),
+        exhibits=("table1",),
+        special={("batchnorm", 1000): Effort(3, AT_BEST)},
     ),
     Preset(
         "quick",
         "minutes on 2 CPU cores: digits, narrow networks, few epochs, rates around the paper's best",
-        depths={16: Effort(10, AROUND_BEST), 100: Effort(6, AROUND_BEST), 1000: Effort(3, AT_BEST)},
-        batch_sizes={batch: Effort(8, AROUND_BEST) for batch in (4, 16, 64, 256)},
+        depths={16: Effort(10, AROUND_BEST), 100: Effort(8, AROUND_BEST), 1000: Effort(4, AT_BEST)},
+        batch_sizes={batch: Effort(6, AROUND_BEST) for batch in (4, 16, 64, 256)},
         imagenet={256: Effort(2, AT_BEST)},
         seeds=1,
         data="digits",
@@ -101,15 +106,15 @@ _ALL = (
     Preset(
         "reduced",
         "about an hour on one GPU for Tables 1, 3 and 4: the paper's networks and data, one run, few epochs",
-        depths={16: Effort(20, AROUND_BEST), 100: Effort(6, AROUND_BEST), 1000: Effort(1, AT_BEST)},
-        batch_sizes={batch: Effort(20, AROUND_BEST) for batch in (16, 64, 256, 1024, 4096)},
+        depths={16: Effort(40, AROUND_BEST), 100: Effort(10, AROUND_BEST), 1000: Effort(3, AT_BEST)},
+        batch_sizes={batch: Effort(40, AROUND_BEST) for batch in (16, 64, 256, 1024, 4096)},
         imagenet={batch: Effort(10, AT_BEST) for batch in (256, 1024, 4096)},
         seeds=1,
         precision="bfloat16",
     ),
     Preset(
         "paper",
-        "everything: the paper's epochs, 13 rates, 7 or 15 runs at each; many thousand GPU hours",
+        "everything: the paper's networks, data and epochs, up to 13 rates with 7 or 15 runs at each",
         depths=dict.fromkeys((16, 100, 1000), _WHOLE),
         batch_sizes=None,
         imagenet=dict.fromkeys((256, 1024, 4096), _WHOLE),

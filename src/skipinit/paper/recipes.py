@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..config import TrainConfig
+from ..config import Precision, TrainConfig
 from ..data.catalog import describe
 from ..errors import ConfigError, unknown_name
 from ..nets.schemes import SCHEMES
@@ -19,7 +19,7 @@ from ..sweeping.grid import Grid, join
 from ..training.defaults import make_train_config
 from .measured import Address
 from .methods import METHODS, Method
-from .presets import Effort, Precision, Preset
+from .presets import Effort, Preset
 from .published import RATE_GRID, Exhibit, TunedCell, find_exhibit
 
 DAMPENING = 0.9
@@ -65,7 +65,7 @@ _BATCH_SIZES = {
     "figure8": tuple(2**n for n in range(10)),
 }
 
-# What the text reports without a column: components of Fixup (section 6), SkipInit without biases (section 5).
+# What the text reports without a column: Fixup's components (section 6), SkipInit without biases (section 5).
 _TEXT_ONLY = {"table2": ("skipinit without biases", "fixup component 1", "fixup component 2")}
 _TEXT_ONLY_BATCH = 256
 
@@ -82,14 +82,23 @@ def find_recipes(names: Iterable[str]) -> list[Recipe]:
 
 
 @dataclass(frozen=True)
-class Part:
-    """A part of a preset's cells, rates and runs: what fits into the time at hand. None: all."""
+class Order:
+    """A preset, or a part of it that fits into the time at hand. None: all, or as the preset says."""
 
+    preset: Preset
+    precision: Precision | None = None
     methods: tuple[str, ...] | None = None
     at: tuple[int, ...] | None = None
+    """Depths or batch sizes."""
     seeds: int | None = None
+    """Runs at each rate."""
     around_best: bool = False
     """Only the paper's best rate and its two neighbours."""
+    first_seed: int = 0
+
+    def wants(self, method: str, at: int) -> bool:
+        """Whether a cell is in that part."""
+        return (self.methods is None or method in self.methods) and (self.at is None or at in self.at)
 
 
 @dataclass(frozen=True)
@@ -99,25 +108,24 @@ class CellPlan:
     address: Address
     config: TrainConfig
     rates: tuple[float, ...]
-    seeds: int
+    seeds: tuple[int, ...]
 
     def grid(self) -> Grid:
         """The cell's trials."""
-        return Grid(
-            tuple(replace(self.config, lr=lr, seed=n) for n in range(self.seeds) for lr in self.rates)
-        )
+        places = ((lr, seed) for seed in self.seeds for lr in self.rates)
+        return Grid(tuple(replace(self.config, lr=lr, seed=seed) for lr, seed in places))
 
 
-def plan_exhibit(
-    name: str, preset: Preset, precision: Precision | None = None, part: Part | None = None
-) -> list[CellPlan]:
-    """Every cell that the preset measures of a table or sweep."""
-    exhibit, part = find_exhibit(name), part or Part()
-    efforts = _efforts(exhibit, preset)
+def plan_exhibit(name: str, order: Order) -> list[CellPlan]:
+    """Every cell of a table or sweep that the order asks for."""
+    exhibit = find_exhibit(name)
+    if order.preset.exhibits is not None and name not in order.preset.exhibits:
+        return []
+    efforts = _efforts(exhibit, order.preset)
     return [
-        _plan(exhibit, METHODS[method], at, preset, precision or preset.precision, part, efforts)
-        for method, at in _places(exhibit, preset, efforts)
-        if (part.methods is None or method in part.methods) and (part.at is None or at in part.at)
+        _plan(exhibit, METHODS[method], at, order.preset.effort(method, at, efforts), order)
+        for method, at in _places(exhibit, order.preset, efforts)
+        if order.wants(method, at)
     ]
 
 
@@ -154,29 +162,29 @@ def _ghost_batch(exhibit: Exhibit, method: Method) -> int | None:
     return exhibit.ghost_batch if SCHEMES[method.scheme].has_norm else None
 
 
-def _plan(
-    exhibit: Exhibit,
-    method: Method,
-    at: int,
-    preset: Preset,
-    precision: Precision,
-    part: Part,
-    efforts: Mapping[int, Effort],
-) -> CellPlan:
-    effort, data = preset.effort(method.name, at, efforts), preset.data or exhibit.data
-    best = _expected_rate(exhibit, method.name, at)
+def _plan(exhibit: Exhibit, method: Method, at: int, effort: Effort, order: Order) -> CellPlan:
+    preset = order.preset
+    best, data = _expected_rate(exhibit, method.name, at), preset.data or exhibit.data
     model = replace(
         method.model(_network(exhibit, at, preset.width)),
         in_channels=describe(data).shape[0],
         ghost_batch=_ghost_batch(exhibit, method),
     )
-    batch_size = at if exhibit.axis == "batch_size" else effort.batch_size or exhibit.batch_size
     config = make_train_config(
-        model, data, lr=2.0**best, batch_size=batch_size, epochs=effort.epochs or exhibit.epochs,
-        l2=None if method.l2 else 0.0, dampening=DAMPENING, augment=preset.augment, precision=precision,
-    )  # fmt: skip
-    seeds = min(preset.seeds or exhibit.of, part.seeds or exhibit.of)
-    return CellPlan(Address(exhibit.name, method.name, at), config, _rates(effort, best, part), seeds)
+        model,
+        data,
+        lr=2.0**best,
+        batch_size=at if exhibit.axis == "batch_size" else exhibit.batch_size,
+        epochs=effort.epochs or exhibit.epochs,
+        l2=None if method.l2 else 0.0,
+        dampening=DAMPENING,
+        augment=preset.augment,
+        precision=order.precision or preset.precision,
+    )
+    runs = min(preset.seeds or exhibit.of, order.seeds or exhibit.of)
+    seeds = tuple(range(order.first_seed, order.first_seed + runs))
+    rates = _rates(effort, best, order.around_best)
+    return CellPlan(Address(exhibit.name, method.name, at), config, rates, seeds)
 
 
 def _network(exhibit: Exhibit, at: int, width: int | None) -> str:
@@ -184,15 +192,15 @@ def _network(exhibit: Exhibit, at: int, width: int | None) -> str:
     return name if width is None else re.sub(r"^(wrn\d+)_\d+$", rf"\1_{width}", name)
 
 
-def _rates(effort: Effort, best: int, part: Part) -> tuple[float, ...]:
+def _rates(effort: Effort, best: int, around_best: bool) -> tuple[float, ...]:
     if effort.rates is not None:
         return tuple(2.0 ** (best + offset) for offset in effort.rates)
-    near = [lr for lr in RATE_GRID if 2.0 ** (best - 1) <= lr <= 2.0 ** (best + 1)]
-    return tuple(near) if part.around_best else RATE_GRID
+    near = tuple(lr for lr in RATE_GRID if 2.0 ** (best - 1) <= lr <= 2.0 ** (best + 1))
+    return near if around_best else RATE_GRID
 
 
 def _expected_rate(exhibit: Exhibit, method: str, at: int) -> int:
-    """Where to look for the best rate, as an exponent of 2: the paper's, or in proportion to the batch size."""
+    """Where to look for the best rate, as an exponent of 2: the paper's, or one that fits the batch size."""
     cell = exhibit.cells.get((method, at))
     if isinstance(cell, TunedCell):
         return cell.rate

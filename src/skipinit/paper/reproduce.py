@@ -1,0 +1,41 @@
+"""Making tables and figures: measure what they need at initialization, train what they still lack."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..data.catalog import describe
+from ..data.folder import open_folder
+from ..data.images import load
+from ..sweeping.engine import Outcome, run_sweep
+from ..training.world import find_device
+from .probes import measure_probes
+from .recipes import Order, Recipe, make_grid, plan_exhibit
+
+
+def reproduce(
+    recipes: Sequence[Recipe],
+    order: Order,
+    out: Path,
+    *,
+    device: str = "auto",
+    time_limit: float | None = None,
+    progress: bool = True,
+) -> Outcome:
+    """Fill `out` with all that the recipes need; the same call goes on where one ended."""
+    names = dict.fromkeys(name for recipe in recipes for name in recipe.exhibits)
+    plans = [plan for name in names for plan in plan_exhibit(name, order)]
+    for data in sorted({plan.config.data for plan in plans}):
+        _require(data)
+    probes = dict.fromkeys(name for recipe in recipes for name in recipe.probes)
+    measure_probes(list(probes), out, order.first_seed, str(find_device(device)))
+    return run_sweep(make_grid(plans), out, device=device, time_limit=time_limit, progress=progress)
+
+
+def _require(data: str) -> None:
+    """Say how to get a data set that is not there before anything is trained."""
+    if describe(data).in_memory:
+        load(data)
+    else:
+        open_folder(data)
