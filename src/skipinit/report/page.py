@@ -100,7 +100,9 @@ def make_page(collection: Collection) -> str:
 
 def _powers(text: str) -> markupsafe.Markup:
     """2^-3 with its exponent raised."""
-    raised = re.sub(r"\^(-?\d+)", lambda power: f"<sup>{power[1].replace('-', '−')}</sup>", escape(text))
+    raised = re.sub(
+        r"\^(-?\d+(?:\.\d+)?)", lambda power: f"<sup>{power[1].replace('-', '−')}</sup>", escape(text)
+    )
     return markupsafe.Markup(raised)
 
 
