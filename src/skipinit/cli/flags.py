@@ -10,8 +10,8 @@ import tyro
 from ..config import ModelConfig
 
 
-def _given(metavar: str) -> Any:
-    """A flag that is left to the paper where it is not given."""
+def given(metavar: str) -> Any:
+    """A flag without a default of its own to show: what happens without it, its help says."""
     return tyro.conf.arg(metavar=metavar, help_behavior_hint="")
 
 
@@ -25,23 +25,23 @@ class NetworkFlags:
 
     scheme: str = "batchnorm"
     """How the network is kept trainable: see `skipinit schemes`."""
-    num_classes: Annotated[int | None, _given("INT")] = None
+    num_classes: Annotated[int | None, given("INT")] = None
     """Number of classes."""
-    in_channels: Annotated[int | None, _given("INT")] = None
+    in_channels: Annotated[int | None, given("INT")] = None
     """Channels of the input."""
-    alpha: Annotated[str | None, _given("NUMBER")] = None
+    alpha: Annotated[str | None, given("NUMBER")] = None
     """Start of SkipInit's branch scalar: a number, or 1/sqrt(d) with d the number of blocks."""
-    ghost_batch: Annotated[int | None, _given("INT")] = None
+    ghost_batch: Annotated[int | None, given("INT")] = None
     """Examples per group of batch statistics; must divide the batch."""
     batch_statistics_at_test: bool = False
     """Normalize by the test batch's own statistics instead of the running averages."""
-    dropout: Annotated[float | None, _given("NUMBER")] = None
+    dropout: Annotated[float | None, given("NUMBER")] = None
     """Drop probability before the classifier."""
-    biases: Annotated[bool | None, _given("{True,False}")] = None
+    biases: Annotated[bool | None, given("{True,False}")] = None
     """A bias in every convolution."""
-    scalar_bias: Annotated[bool | None, _given("{True,False}")] = None
+    scalar_bias: Annotated[bool | None, given("{True,False}")] = None
     """A scalar bias between merge and ReLU (ResNet-V1 with SkipInit)."""
-    fixup_components: Annotated[tuple[int, ...] | None, _given("INT ...")] = None
+    fixup_components: Annotated[tuple[int, ...] | None, given("INT ...")] = None
     """Which of Fixup's components 1 2 3 4 are on."""
 
     def config(self, name: str, in_channels: int = 3, num_classes: int | None = None) -> ModelConfig:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
 from rich.console import Console
@@ -16,15 +16,11 @@ from ..errors import ConfigError, unknown_name
 from ..paper.methods import METHODS
 from ..paper.presets import PRESETS, find_preset
 from ..paper.recipes import Order, find_recipes
-from .flags import Json
+from .flags import Json, given
 
 Names = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="TABLE|FIGURE")]
 Folders = Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
 _FAILED_TRIALS, _STOPPED = 3, 130
-
-
-def _given(metavar: str) -> Any:
-    return tyro.conf.arg(metavar=metavar, help_behavior_hint="")
 
 
 def reproduce(
@@ -32,13 +28,13 @@ def reproduce(
     preset: str = "quick",
     out: Path = Path("results"),
     list_: Annotated[bool, tyro.conf.arg(name="list", help_behavior_hint="")] = False,
-    methods: Annotated[tuple[str, ...], _given("METHOD")] = (),
-    at: Annotated[tuple[int, ...], _given("INT")] = (),
-    seeds: Annotated[int | None, _given("INT")] = None,
+    methods: Annotated[tuple[str, ...], given("METHOD")] = (),
+    at: Annotated[tuple[int, ...], given("INT")] = (),
+    seeds: Annotated[int | None, given("INT")] = None,
     around_best: bool = False,
-    precision: Annotated[Precision | None, _given("{float32,tf32,bfloat16}")] = None,
+    precision: Annotated[Precision | None, given("{float32,tf32,bfloat16}")] = None,
     device: str = "auto",
-    time_limit: Annotated[float | None, _given("SECONDS")] = None,
+    time_limit: Annotated[float | None, given("SECONDS")] = None,
 ) -> int:
     """Make tables and figures of the paper: table1 … table7, figure2 … figure8, or all.
 

@@ -6,21 +6,16 @@ import json
 import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
 
 from ..data.catalog import describe
 from ..errors import ConfigError
 from ..sweeping.grid import Grid, expand_protocol, flatten, read_grid
-from .flags import Json
+from .flags import Json, given
 
-
-def _given(metavar: str) -> Any:
-    return tyro.conf.arg(metavar=metavar, help_behavior_hint="")
-
-
-Axis = Annotated[str | None, _given("VALUES")]
+Axis = Annotated[str | None, given("VALUES")]
 
 
 @dataclass(frozen=True)
@@ -78,10 +73,10 @@ class AxisFlags:
 def sweep(
     out: Path,
     axes: Annotated[AxisFlags, tyro.conf.arg(name="")] = AxisFlags(),
-    file: Annotated[Path | None, _given("FILE")] = None,
+    file: Annotated[Path | None, given("FILE")] = None,
     device: str = "auto",
-    pack_size: Annotated[int | None, _given("INT")] = None,
-    time_limit: Annotated[str | None, _given("TIME")] = None,
+    pack_size: Annotated[int | None, given("INT")] = None,
+    time_limit: Annotated[str | None, given("TIME")] = None,
     dry_run: bool = False,
     json_: Json = False,
 ) -> int:
@@ -99,10 +94,10 @@ def sweep(
         time_limit: Stop in good order after this long: 90s, 9m, 2h.
         dry_run: Only say what would be trained.
     """
-    given = {name: value for name, value in asdict(axes).items() if value is not None}
-    if file is not None and given:
-        raise ConfigError(f"give the axes in {file} or as flags, not both: {', '.join(given)}")
-    grid = read_grid(file) if file else expand_protocol(given)
+    chosen = {name: value for name, value in asdict(axes).items() if value is not None}
+    if file is not None and chosen:
+        raise ConfigError(f"give the axes in {file} or as flags, not both: {', '.join(chosen)}")
+    grid = read_grid(file) if file else expand_protocol(chosen)
     seconds = None if time_limit is None else _seconds(time_limit)
     if grid.duplicates:
         print(f"{grid.duplicates} repeated trials left out")

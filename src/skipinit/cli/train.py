@@ -7,7 +7,7 @@ import os
 import signal
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
 
@@ -15,32 +15,28 @@ from ..config import CropPadding, Precision, Schedule, identity
 from ..data.catalog import describe
 from ..training.defaults import make_train_config
 from ..training.records import TrainResult
-from .flags import Json, NetworkFlags
-
-
-def _given(metavar: str) -> Any:
-    return tyro.conf.arg(metavar=metavar, help_behavior_hint="")
+from .flags import Json, NetworkFlags, given
 
 
 def train(
     model: str,
     data: str,
-    out: Annotated[Path | None, _given("DIR")] = None,
+    out: Annotated[Path | None, given("DIR")] = None,
     network: Annotated[NetworkFlags, tyro.conf.arg(name="")] = NetworkFlags(),
-    lr: Annotated[float | None, _given("NUMBER")] = None,
-    batch_size: Annotated[int | None, _given("INT")] = None,
-    epochs: Annotated[int | None, _given("INT")] = None,
+    lr: Annotated[float | None, given("NUMBER")] = None,
+    batch_size: Annotated[int | None, given("INT")] = None,
+    epochs: Annotated[int | None, given("INT")] = None,
     seed: int = 0,
     momentum: float = 0.9,
     dampening: float = 0.0,
-    l2: Annotated[float | None, _given("NUMBER")] = None,
-    schedule: Annotated[Schedule | None, _given("{cifar,imagenet,constant}")] = None,
+    l2: Annotated[float | None, given("NUMBER")] = None,
+    schedule: Annotated[Schedule | None, given("{cifar,imagenet,constant}")] = None,
     precision: Precision = "float32",
     crop_padding: CropPadding = "zero",
-    augment: Annotated[bool | None, _given("{True,False}")] = None,
+    augment: Annotated[bool | None, given("{True,False}")] = None,
     clean_train_loss: bool = False,
     device: str = "auto",
-    micro_batch: Annotated[int | None, _given("INT")] = None,
+    micro_batch: Annotated[int | None, given("INT")] = None,
     tensorboard: bool = False,
     json_: Json = False,
 ) -> int:
