@@ -81,7 +81,7 @@ class ConversionReport:
         """Write skip and branch variances before and after, side by side, as the suffix says."""
         from matplotlib.figure import Figure
 
-        from ..probing.plot import BRANCH, SKIP, Series, draw, save
+        from ..probing.plot import BRANCH, SKIP, Series, draw, legend_above, save
 
         figure = Figure(figsize=(10, 4.2), layout="constrained")
         pairs = zip(figure.subplots(1, 2), (self.before, self.after), ("before", "after"), strict=True)
@@ -89,11 +89,12 @@ class ConversionReport:
             skip = [row.skip_variance for row in probed.rows]
             branch = [row.branch_variance for row in probed.rows]
             series = [Series("skip", SKIP, skip), Series("end of branch", BRANCH, branch)]
-            axes.set_title(f"{self.model}, {when}")
+            axes.set_title(f"{self.model}, {when}", pad=24)
             if not skip:
                 continue
             wide = max(skip) > 1000 * min(skip)
             draw(axes, [row.depth for row in probed.rows], series, "log" if wide else "linear")
+            legend_above(axes)
             axes.set_ylabel("variance")
         save(figure, Path(path))
 

@@ -110,6 +110,7 @@ class MeasuredFigure:
         axes = figure.subplots()
         rows = self.report.rows
         draw(axes, [row.depth for row in rows], [_series(q, rows) for q in plan.quantities], plan.scale)
+        axes.legend(frameon=False, fontsize="small")
         axes.set_ylabel("variance")
         axes.set_title(f"{plan.title}\n{plan.batch} {self.inputs}", fontsize="medium")
         return figure

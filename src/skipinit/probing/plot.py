@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from ..errors import ConfigError
 from .prediction import predict
@@ -61,9 +62,14 @@ def draw(
                 markerfacecolor="none", markevery=max(1, len(points) // 50), label=one.label, zorder=2,
             )  # fmt: skip
     axes.set_yscale(scale, **({"base": 2} if scale == "log" else {}))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("depth of the residual block, ℓ")
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize="small")
+
+
+def legend_above(axes: Axes) -> None:
+    """Where no curve of any model can lie under it."""
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, frameon=False, fontsize="small")
 
 
 def plot_report(report: ProbeReport, path: Path) -> None:
@@ -84,12 +90,14 @@ def plot_report(report: ProbeReport, path: Path) -> None:
     figure = Figure(figsize=(6.4, 6.4), layout="constrained")
     upper, lower = figure.subplots(2, 1, sharex=True)
     draw(upper, depths, variances, "log" if max(skip) > 1000 * min(skip) else "linear")
-    upper.set_title(report.model)
+    figure.suptitle(report.model)
+    legend_above(upper)
     upper.set_xlabel("")
     upper.set_ylabel("variance")
     shares = [row.branch_share for row in rows]
     share = Series("branch share", BRANCH, shares, theory.share if theory else None, "branch share")
     draw(lower, depths, [share], "linear")
+    legend_above(lower)
     lower.set_ylabel("branch share of output variance")
     lower.set_ylim(-0.02, 1.02)
     save(figure, path)
