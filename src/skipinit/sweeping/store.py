@@ -131,10 +131,18 @@ class Writer(Store):
     def open_session(self) -> None:
         """Nobody else writes, so nothing runs: what was cut off waits again. The pace counts from here."""
         with transaction(self._connection, self.path):
-            self._connection.execute("UPDATE trials SET state = 'pending' WHERE state = 'running'")
+            self._set_waiting()
             done = sum(trial.epochs_done for trial in self.trials())
             session = [("session_started", utc_now()), ("session_epochs", done)]
             self._connection.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", session)
+
+    def close_session(self) -> None:
+        """In good order: what has no result yet waits again."""
+        with transaction(self._connection, self.path):
+            self._set_waiting()
+
+    def _set_waiting(self) -> None:
+        self._connection.execute("UPDATE trials SET state = 'pending' WHERE state = 'running'")
 
     def _end(self, id: str, last: Sequence[Epoch], **columns: object) -> None:
         """A running trial's last epoch and its end, in one commit."""
@@ -190,6 +198,7 @@ def open_writer(folder: Path) -> Iterator[Writer]:
             writer = Writer(connection, path)
             writer.open_session()
             yield writer
+            writer.close_session()
 
 
 def _trial(row: Sequence[Any]) -> Trial:
