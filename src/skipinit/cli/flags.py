@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import tyro
 
 from ..config import ModelConfig
+from ..errors import ConfigError
 
 
 def given(metavar: str) -> Any:
@@ -69,3 +71,11 @@ def _number_or_text(text: str | None) -> float | str | None:
         return float(text)
     except ValueError:
         return text
+
+
+def seconds_of(text: str) -> float:
+    """A time limit: 90s, 9m, 2h."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|h)?", text)
+    if found is None:
+        raise ConfigError(f"time limit {text!r} is not allowed; write it as 90s, 9m or 2h")
+    return float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2] or "s"]

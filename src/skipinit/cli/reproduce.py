@@ -16,7 +16,7 @@ from ..errors import ConfigError, unknown_name
 from ..paper.methods import METHODS
 from ..paper.presets import PRESETS, find_preset
 from ..paper.recipes import Order, find_recipes
-from .flags import Json, given
+from .flags import Json, given, seconds_of
 
 Names = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="TABLE|FIGURE")]
 Folders = Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
@@ -34,7 +34,7 @@ def reproduce(
     around_best: bool = False,
     precision: Annotated[Precision | None, given("{float32,tf32,bfloat16}")] = None,
     device: str = "auto",
-    time_limit: Annotated[float | None, given("SECONDS")] = None,
+    time_limit: Annotated[str | None, given("TIME")] = None,
 ) -> int:
     """Make tables and figures of the paper: table1 … table7, figure2 … figure8, or all.
 
@@ -52,7 +52,7 @@ def reproduce(
         around_best: Of a whole grid of rates, only the paper's best and its two neighbours.
         precision: In place of the preset's.
         device: auto, cpu, cuda or cuda:N.
-        time_limit: Stop in good order after so many seconds.
+        time_limit: Stop in good order after this long: 90s, 9m, 2h.
     """
     order = Order(find_preset(preset), precision, _known(methods) or None, at or None, seeds, around_best)
     if seeds is not None and seeds < 1:
@@ -63,7 +63,8 @@ def reproduce(
     recipes = find_recipes(names)
     from ..paper.reproduce import reproduce as make
 
-    outcome = make(recipes, order, out, device=device, time_limit=time_limit)
+    limit = None if time_limit is None else seconds_of(time_limit)
+    outcome = make(recipes, order, out, device=device, time_limit=limit)
     print(f"{outcome.results} results, {outcome.failures} failures, {outcome.left} left in {out}")
     if outcome.left:
         print("run the same command to go on", file=sys.stderr)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
@@ -13,7 +12,7 @@ import tyro
 from ..data.catalog import describe
 from ..errors import ConfigError
 from ..sweeping.grid import Grid, expand_protocol, flatten, read_grid
-from .flags import Json, given
+from .flags import Json, given, seconds_of
 
 Axis = Annotated[str | None, given("VALUES")]
 
@@ -98,7 +97,7 @@ def sweep(
     if file is not None and chosen:
         raise ConfigError(f"give the axes in {file} or as flags, not both: {', '.join(chosen)}")
     grid = read_grid(file) if file else expand_protocol(chosen)
-    seconds = None if time_limit is None else _seconds(time_limit)
+    seconds = None if time_limit is None else seconds_of(time_limit)
     if grid.duplicates:
         print(f"{grid.duplicates} repeated trials left out")
     if dry_run:
@@ -112,13 +111,6 @@ def sweep(
     else:
         print(f"{outcome.results} results, {outcome.failures} failures, {outcome.left} left; in {out}")
     return 3 if outcome.failures else 130 if outcome.left and time_limit is None else 0
-
-
-def _seconds(text: str) -> float:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|h)?", text)
-    if found is None:
-        raise ConfigError(f"time limit {text!r} is not allowed; write it as 90s, 9m or 2h")
-    return float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2] or "s"]
 
 
 def _show_plan(grid: Grid, as_json: bool) -> None:

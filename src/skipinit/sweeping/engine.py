@@ -103,7 +103,8 @@ class _Checkpoints:
     def load(self, id: str) -> tuple[dict[str, Any] | None, float]:
         """A trial's newest state and its seconds; None where it must start anew."""
         try:
-            saved = torch.load(self._path(id), map_location="cpu", weights_only=True)
+            # Mapped: to ask for a position must not read a deep network's weights.
+            saved = torch.load(self._path(id), map_location="cpu", weights_only=True, mmap=True)
             return saved["run"], saved["seconds"]
         except Exception:  # absent or damaged: the trial is not lost, only its head start
             return None, 0.0
