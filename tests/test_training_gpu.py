@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from skipinit.config import ModelConfig, TrainConfig
+from skipinit.nets.create import build
 from skipinit.training.api import train
 
 pytestmark = [
@@ -62,6 +63,53 @@ def test_a_bfloat16_convolution_equals_float64_to_its_rounding(
     assert _error(ours.grad, theirs.grad) < 3e-3
     assert model[0].weight.grad.dtype == torch.float32
     assert _error(model[0].weight.grad, exact.weight.grad) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("name", "scheme", "alpha"),
+    [("wrn16_2", "skipinit", 0.5), ("wrn22_1", "skipinit", 0.0), ("wrn16_2", "divide-sqrt2", None)],
+)
+def test_a_chain_of_blocks_errs_no_more_than_autocast(name: str, scheme: str, alpha: float | None) -> None:
+    """Against float64, both in bfloat16: the chain rounds at fewer places."""
+    from skipinit.training.bfloat16 import RoundedWeights
+    from skipinit.training.chain import chain_blocks
+
+    ours, theirs, exact = (
+        build(ModelConfig(name, scheme, alpha=alpha), seed=1).cuda().to(memory_format=torch.channels_last)
+        for _ in range(3)
+    )
+    RoundedWeights(ours, chain_blocks(ours.blocks)).refresh()
+    exact.double()
+    torch.manual_seed(0)
+    images = torch.randn(64, 3, 32, 32, device="cuda").contiguous(memory_format=torch.channels_last)
+    gradient = torch.randn(64, 10, device="cuda")
+    with torch.autocast("cuda", torch.bfloat16):
+        found, autocast = ours(images), theirs(images)
+        with torch.no_grad():
+            assert torch.equal(ours(images), found)
+    found.float().backward(gradient)
+    autocast.float().backward(gradient)
+    out = exact(images.double())
+    out.backward(gradient.double())
+    assert _error(found, out) < 1.2 * _error(autocast, out)
+    for (parameter, mine), its, right in zip(
+        ours.named_parameters(), theirs.parameters(), exact.parameters(), strict=True
+    ):
+        if right.grad.norm() == 0:
+            assert mine.grad.norm() == 0
+        else:
+            assert _error(mine.grad, right.grad) < 1.5 * _error(its.grad, right.grad) + 2e-3, parameter
+
+
+def test_a_chain_shows_values_that_are_not_finite() -> None:
+    from skipinit.training.bfloat16 import RoundedWeights
+    from skipinit.training.chain import chain_blocks
+
+    model = build(ModelConfig("wrn16_2", "skipinit", alpha=1.0), seed=1).cuda().to(memory_format=torch.channels_last)
+    RoundedWeights(model, chain_blocks(model.blocks)).refresh()
+    with torch.autocast("cuda", torch.bfloat16):
+        out = model(torch.full((2, 3, 32, 32), torch.nan, device="cuda"))
+    assert out.isnan().all()
 
 
 def test_a_captured_graph_trains_as_the_cpu_does() -> None:

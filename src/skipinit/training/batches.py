@@ -39,7 +39,7 @@ class Source(Protocol):
         """Bring the next batch to the device; nothing where it lives there."""
 
     def batch(self, step: Tensor) -> Batch:
-        """Standardized, augmented images and their labels at a step of the epoch."""
+        """Standardized, augmented images and their labels at a step of the run."""
 
 
 def steps_per_epoch(examples: int, config: TrainConfig) -> int:
@@ -91,12 +91,13 @@ class DeviceSource:
         return self._take(step)
 
     def _gather(self, step: Tensor) -> Batch:
-        order, top, left, flip = self.plan[:, step * self.config.batch_size + self.places].unbind()
+        place = step % self.steps_per_epoch
+        order, top, left, flip = self.plan[:, place * self.config.batch_size + self.places].unbind()
         images = standardize(self.images[order])
         if self.padding or self.flips:
             mode = self.config.crop_padding
             images = crop_flip(images, top, left, flip.bool(), padding=self.padding, mode=mode)
-        return images, self.labels[order]
+        return _as_device_likes(images), self.labels[order]
 
 
 class FolderSource:
@@ -132,4 +133,9 @@ class FolderSource:
 
     def batch(self, step: Tensor) -> Batch:
         """The photographs come cropped and flipped."""
-        return standardize(self.images), self.labels
+        return _as_device_likes(standardize(self.images)), self.labels
+
+
+def _as_device_likes(images: Tensor) -> Tensor:
+    """A GPU's tensor cores read channels last."""
+    return images.contiguous(memory_format=torch.channels_last) if images.is_cuda else images

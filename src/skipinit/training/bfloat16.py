@@ -7,12 +7,14 @@ bfloat16 at once, by `refresh`, and the gradients of 3x3 weights are born in flo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .convolution import convolve_3x3, weight_gradient_3x3
+from .chain import Chain
+from .convolution import FEW_CHANNELS, convolve_3x3, weight_gradient_3x3
 
 _aten = torch.ops.aten
 
@@ -25,23 +27,20 @@ class _Convolve(torch.autograd.Function):
         x = x.contiguous(memory_format=torch.channels_last)
         ctx.save_for_backward(x, rounded)
         ctx.shape = [stride, stride], [padding, padding], [1, 1], False, [0, 0], 1
-        ctx.three_by_three = rounded.shape[2:] == (3, 3) and stride == 1
-        ctx.few = ctx.three_by_three and {*rounded.shape[:2]} <= {16, 32, 64}
-        few = convolve_3x3(x, rounded, False) if ctx.few else None
-        out: Tensor = _aten.convolution(x, rounded, None, *ctx.shape) if few is None else few
+        ctx.ours = rounded.shape[2:] == (3, 3) and stride == 1 and {*rounded.shape[:2]} <= FEW_CHANNELS
+        ours: Tensor | None = convolve_3x3(x, rounded, False) if ctx.ours else None
+        out: Tensor = _aten.convolution(x, rounded, None, *ctx.shape) if ours is None else ours
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor, None, None, None]:
         x, rounded = ctx.saved_tensors
         grad = grad.contiguous(memory_format=torch.channels_last)
-        ours = ctx.three_by_three and min(rounded.shape[:2]) >= 16 and max(rounded.shape[:2]) <= 128
-        wanted = [ctx.needs_input_grad[0] and not ctx.few, not ours, False]
+        if ctx.ours:
+            return convolve_3x3(grad, rounded, True), weight_gradient_3x3(x, grad), None, None, None
+        wanted = [ctx.needs_input_grad[0], True, False]
         grad_x, grad_weight, _ = _aten.convolution_backward(grad, x, rounded, None, *ctx.shape, wanted)
-        if ctx.few:
-            grad_x = convolve_3x3(grad, rounded, True)
-        grad_weight = weight_gradient_3x3(x, grad) if ours else grad_weight.float()
-        return grad_x, grad_weight, None, None, None
+        return grad_x, grad_weight.float(), None, None, None
 
 
 class BFloat16Conv2d(nn.Conv2d):
@@ -59,18 +58,25 @@ class BFloat16Conv2d(nn.Conv2d):
 
 
 class RoundedWeights:
-    """The bfloat16 copies of a network's convolution weights."""
+    """The bfloat16 copies of a network's convolution weights, and the scales that its chains read."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, chains: Sequence[Chain] = ()) -> None:
         convolutions = [module for module in model.modules() if type(module) is nn.Conv2d]
         for convolution in convolutions:
             convolution.__class__ = BFloat16Conv2d  # same parameters under the same names, another forward
             copy = convolution.weight.detach().to(torch.bfloat16)
             convolution.register_buffer("rounded", copy, persistent=False)
+        for chain in chains:  # whose kernels read them one behind the other
+            for convolution, place in zip(chain.convolutions, chain.weights, strict=True):
+                convolution.register_buffer("rounded", place, persistent=False)
         self.weights = [convolution.weight for convolution in convolutions]
         self.copies = [convolution.get_buffer("rounded") for convolution in convolutions]
+        self.alphas: list[Tensor] = [alpha for chain in chains for alpha in chain.alphas]
+        self.scales = [scale for chain in chains if chain.alphas for scale in chain.scales[chain.closing]]
 
     @torch.no_grad()
     def refresh(self) -> None:
         """Copy the weights as they are now; to be called before every use of the network."""
         torch._foreach_copy_(self.copies, self.weights)
+        if self.alphas:
+            torch._foreach_copy_(self.scales, self.alphas)

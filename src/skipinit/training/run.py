@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -47,12 +48,15 @@ class Run:
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
             if config.precision == "bfloat16":
                 from .bfloat16 import RoundedWeights  # needs Triton, which only GPU builds of torch bring
+                from .chain import chain_blocks
 
-                self.rounded = RoundedWeights(self.model)
+                self.rounded = RoundedWeights(self.model, chain_blocks(self.model.blocks))
             compile_pieces(self.model)
         if world.size > 1:
             self.network = _share_gradients(self.model)
-        self.loss = torch.compile(summed_cross_entropy) if device.type == "cuda" else summed_cross_entropy
+        # On a GPU the small operations around the network become few kernels.
+        compiled: Callable[[Any], Any] = torch.compile if device.type == "cuda" else lambda function: function
+        self._loss, self._count = compiled(_mean_loss), compiled(_count)
         self.rates = learning_rates(config, source.steps_per_epoch)
         self.rate_table = torch.tensor(self.rates, dtype=torch.float32, device=device)
         self.lr = torch.zeros((), device=device)
@@ -68,20 +72,15 @@ class Run:
 
     def train_step(self) -> None:
         """One update from one batch. Only the device is involved, so a CUDA graph can replay it."""
-        place = self.step % self.source.steps_per_epoch
-        images, labels = self.source.batch(place)
-        if images.is_cuda:
-            images = images.contiguous(memory_format=torch.channels_last)
+        images, labels = self.source.batch(self.step)
         self.prepare_weights()
         self.optimizer.zero_grad(set_to_none=True)
         before = self.statistics.remember()
         with self.arithmetic():
             loss = self._accumulate_gradients(images, labels)
         self.statistics.join(before)
-        self.lr.copy_(self.rate_table.index_select(0, self.step.view(1)).squeeze())
+        self._count(self.world.sum(loss), self.step, self.losses, self.lr, self.rate_table)
         self.optimizer.step()
-        self.losses.index_copy_(0, place.view(1), self.world.sum(loss).view(1))
-        self.step += 1
 
     def prepare_weights(self) -> None:
         """Bring what is derived from the weights up to date; before every use of the network."""
@@ -90,7 +89,7 @@ class Run:
 
     def _accumulate_gradients(self, images: Tensor, labels: Tensor) -> Tensor:
         """Leave the gradient of the batch's mean loss; returns this process's part of that loss."""
-        total = torch.zeros((), device=images.device)
+        losses = []
         parts = [
             *zip(images.split(self.micro_batch), labels.split(self.micro_batch), self._masks(), strict=True)
         ]
@@ -98,10 +97,11 @@ class Run:
             for dropout in self.dropouts:
                 dropout.mask = mask
             with self._exchange(last=number == len(parts)):
-                loss = self.loss(self.network(some), their_labels) / self.config.batch_size
+                loss = self._loss(self.network(some), their_labels, self.config.batch_size)
                 # Several processes average their gradients; the loss is divided by the global batch already.
-                (loss * self.world.size).backward()
-            total += loss.detach()
+                (loss * self.world.size if self.world.size > 1 else loss).backward()
+            losses.append(loss.detach())
+        total: Tensor = functools.reduce(torch.add, losses)
         return total
 
     def _masks(self) -> Iterator[Tensor | None]:
@@ -191,6 +191,17 @@ def _share_gradients(model: nn.Module) -> nn.Module:
 def summed_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """The loss in float32, whatever the precision of the network."""
     return F.cross_entropy(logits.float(), labels, reduction="sum")
+
+
+def _mean_loss(logits: Tensor, labels: Tensor, batch_size: int) -> Tensor:
+    return summed_cross_entropy(logits, labels) / batch_size
+
+
+def _count(loss: Tensor, step: Tensor, losses: Tensor, lr: Tensor, rates: Tensor) -> None:
+    """Keep the step's loss and set its learning rate; the step is then counted as taken."""
+    losses.index_copy_(0, step.view(1) % len(losses), loss.view(1))
+    lr.copy_(rates.index_select(0, step.view(1)).squeeze())
+    step += 1
 
 
 def _fit_micro_batch(model: nn.Module, config: TrainConfig, world: World, limit: int) -> int:
