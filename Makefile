@@ -10,7 +10,7 @@ demo: $(READY)
 	$(BIN)/skipinit demo --out demo
 
 test: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2  # two workers on two cores: more threads would only fight
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup  # two workers on two cores: more threads would only fight
 
 lint: $(READY)
 	$(BIN)/ruff check .

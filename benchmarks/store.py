@@ -18,16 +18,17 @@ from pathlib import Path
 from skipinit.config import TrainConfig, identity
 from skipinit.provenance import Provenance
 from skipinit.sweeping.grid import expand
-from skipinit.sweeping.records import Epoch, Trial
+from skipinit.sweeping.records import Trial
 from skipinit.sweeping.store import open_writer
+from skipinit.training.records import EpochRecord
 
 EPOCHS = 200
 PACK = 16
 HERE = Provenance("benchmark", "cpu", {}, None)
 
 
-def measured(seed: int, epoch: int) -> Epoch:
-    return Epoch(epoch, 1 / epoch, None, 90 + seed % 7 - 1 / epoch, 0.3, 0.25, 1e5 / (seed + 1))
+def measured(seed: int, epoch: int) -> EpochRecord:
+    return EpochRecord(epoch, 1 / epoch, 90 + seed % 7 - 1 / epoch, 0.3, 0.25, 1e5 / (seed + 1))
 
 
 def grid(trials: int) -> Sequence[TrainConfig]:
@@ -37,7 +38,7 @@ def grid(trials: int) -> Sequence[TrainConfig]:
     return expand(axes).trials[:trials]
 
 
-def filled(configs: Sequence[TrainConfig]) -> Iterator[tuple[Trial, list[Epoch]]]:
+def filled(configs: Sequence[TrainConfig]) -> Iterator[tuple[Trial, list[EpochRecord]]]:
     for config in configs:
         curve = [measured(config.seed, epoch) for epoch in range(1, EPOCHS + 1)]
         yield Trial(identity(config), config, "finished", classes=10, provenance=HERE), curve

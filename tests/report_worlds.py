@@ -14,8 +14,9 @@ from skipinit.paper.presets import PRESETS, Precision
 from skipinit.paper.published import TunedCell, exhibits
 from skipinit.paper.recipes import Order, plan_exhibit
 from skipinit.provenance import Provenance
-from skipinit.sweeping.records import Epoch, Trial
+from skipinit.sweeping.records import Trial
 from skipinit.sweeping.store import open_writer
+from skipinit.training.records import EpochRecord
 
 HERE = Provenance("a machine", "a device", {"skipinit": "0.1.0", "torch": "2.13.0"}, "0123abcd")
 Result = tuple[float, float] | None
@@ -31,7 +32,7 @@ def as_published(address: Address) -> Result:
 
 
 def trial(config: TrainConfig, result: Result) -> Trial:
-    last = Epoch(config.epochs, result[1], None, result[0], 0.5, config.lr, 1000.0) if result else None
+    last = EpochRecord(config.epochs, result[1], result[0], 0.5, config.lr, 1000.0) if result else None
     state, reason = ("finished", None) if result else ("diverged", "the loss was not finite at step 3")
     return Trial(identity(config), config, state, reason, None, 10, HERE, "a", "b", 36.0, last)
 

@@ -13,16 +13,16 @@ from skipinit.errors import DataError, SkipinitError
 from skipinit.provenance import Provenance
 from skipinit.sweeping.exchange import Entry, Merged, entries, export_results, merge, read_results
 from skipinit.sweeping.grid import expand
-from skipinit.sweeping.records import Epoch
 from skipinit.sweeping.store import open_store, open_writer
+from skipinit.training.records import EpochRecord
 
 HERE = Provenance("a machine", "cpu", {"skipinit": "0.1.0", "torch": "2.13.0"}, "0123abcd")
 AXES = {"model": "wrn16_2", "data": "digits", "batch_size": 64, "epochs": 3}
 FIRST, SECOND, THIRD, FOURTH = expand({**AXES, "lr": "0.1,2^-3", "seed": "0..1"}).trials
 
 
-def measured(epoch: int, accuracy: float = 50.0, speed: float = 1e5 / 3) -> Epoch:
-    return Epoch(epoch, 0.1 / epoch, None, accuracy, 0.7, 0.25, speed)
+def measured(epoch: int, accuracy: float = 50.0, speed: float = 1e5 / 3) -> EpochRecord:
+    return EpochRecord(epoch, 0.1 / epoch, accuracy, 0.7, 0.25, speed)
 
 
 def run(folder: Path, config: TrainConfig, upto: str, accuracy: float = 50.0, speed: float = 1.0) -> None:
@@ -42,7 +42,8 @@ def run(folder: Path, config: TrainConfig, upto: str, accuracy: float = 50.0, sp
         elif upto == "finished":
             writer.finish(id, measured(3, accuracy, speed), seconds=1 / 3)
         elif upto == "diverged":
-            writer.diverge(id, Epoch(3, float("nan"), test_accuracy=10.0), "loss at step 7", seconds=0.1)
+            last = replace(measured(3, 10.0), clean_train_loss=float("nan"))
+            writer.diverge(id, last, "loss at step 7", seconds=0.1)
 
 
 def contents(folder: Path) -> list[Entry]:

@@ -21,8 +21,9 @@ from skipinit.errors import DataError, SkipinitError
 from skipinit.provenance import Provenance
 from skipinit.sweeping.grid import expand
 from skipinit.sweeping.progress import progress
-from skipinit.sweeping.records import Epoch, Trial
+from skipinit.sweeping.records import Trial
 from skipinit.sweeping.store import FILE, LOCK, open_store, open_writer
+from skipinit.training.records import EpochRecord
 
 HERE = Provenance("a machine", "cpu", {"skipinit": "0.1.0", "torch": "2.13.0"}, "0123abcd")
 
@@ -32,8 +33,8 @@ def configs(count: int, epochs: int = 3) -> tuple[TrainConfig, ...]:
     return expand({**axes, "seed": range(count)}).trials
 
 
-def measured(epoch: int, accuracy: float = 50.0) -> Epoch:
-    return Epoch(epoch, 0.1 + epoch, None, accuracy + epoch / 3, 0.7, 0.25, 1e5 / 3)
+def measured(epoch: int, accuracy: float = 50.0) -> EpochRecord:
+    return EpochRecord(epoch, 0.1 + epoch, accuracy + epoch / 3, 0.7, 0.25, 1e5 / 3)
 
 
 def record_trial(folder: Path, config: TrainConfig, accuracy: float = 50.0) -> None:
@@ -95,12 +96,12 @@ def test_divergence_is_a_result_and_failure_is_not(tmp_path: Path) -> None:
         writer.add([first, second])
         for config in (first, second):
             writer.start(identity(config), HERE, classes=10)
-        broken = Epoch(1, float("nan"), float("inf"), 10.0, float("-inf"), 0.25, 9.0)
+        broken = EpochRecord(1, 2.5, 10.0, 2.3, 0.25, 9.0, clean_train_loss=float("inf"))
         writer.diverge(identity(first), broken, "loss not finite at step 7", seconds=0.5)
         writer.fail(identity(second), "RuntimeError: no", "Traceback …", seconds=0.1)
         diverged, failed = writer.trials()
         assert (diverged.state, diverged.reason) == ("diverged", "loss not finite at step 7")
-        assert diverged.last == Epoch(1, None, None, 10.0, None, 0.25, 9.0)
+        assert diverged.last == EpochRecord(1, 2.5, 10.0, 2.3, 0.25, 9.0, clean_train_loss=None)
         assert (failed.state, failed.reason, failed.traceback) == (
             "failed",
             "RuntimeError: no",

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
+from rich.console import Console
+from rich.table import Table
 
 from ..data.catalog import describe
 from ..errors import ConfigError
 from ..sweeping.grid import Grid, expand_protocol, flatten, read_grid
+from ..sweeping.packs import PackKey
 from .flags import Json, given, seconds_of
+
+if TYPE_CHECKING:
+    from ..sweeping.forecast import Forecast, Pack
 
 Axis = Annotated[str | None, given("VALUES")]
 
@@ -74,6 +81,7 @@ def sweep(
     axes: Annotated[AxisFlags, tyro.conf.arg(name="")] = AxisFlags(),
     file: Annotated[Path | None, given("FILE")] = None,
     device: str = "auto",
+    engine: Literal["local", "ray"] = "local",
     pack_size: Annotated[int | None, given("INT")] = None,
     time_limit: Annotated[str | None, given("TIME")] = None,
     dry_run: bool = False,
@@ -89,9 +97,10 @@ def sweep(
         axes: What to vary.
         file: The axes as a TOML file, instead of flags.
         device: auto, cpu, cuda or cuda:N.
+        engine: Train on this machine, or on the Ray cluster that RAY_ADDRESS names.
         pack_size: Trials that step together on a GPU; measured if not given.
         time_limit: Stop in good order after this long: 90s, 9m, 2h.
-        dry_run: Only say what would be trained.
+        dry_run: Only say what would be trained, in which packs, and about what they would take.
     """
     chosen = {name: value for name, value in asdict(axes).items() if value is not None}
     if file is not None and chosen:
@@ -101,11 +110,11 @@ def sweep(
     if grid.duplicates:
         print(f"{grid.duplicates} repeated trials left out")
     if dry_run:
-        _show_plan(grid, json_)
+        _show_plan(grid, out, device, pack_size, json_)
         return 0
     from ..sweeping.engine import run_sweep
 
-    outcome = run_sweep(grid, out, device=device, pack_size=pack_size, time_limit=seconds)
+    outcome = run_sweep(grid, out, device=device, engine=engine, pack_size=pack_size, time_limit=seconds)
     if json_:
         print(json.dumps(asdict(outcome)))
     else:
@@ -113,15 +122,46 @@ def sweep(
     return 3 if outcome.failures else 130 if outcome.left and time_limit is None else 0
 
 
-def _show_plan(grid: Grid, as_json: bool) -> None:
+def _show_plan(grid: Grid, out: Path, device: str, pack_size: int | None, as_json: bool) -> None:
+    from ..sweeping.forecast import forecast
+
+    plan = forecast(grid.trials, out, device, pack_size)
+    rows = [flatten(trial) for trial in grid.trials]
     if as_json:
-        print(json.dumps([flatten(trial) for trial in grid.trials]))
+        print(json.dumps({"trials": rows, **asdict(plan), "seconds": plan.seconds}))
         return
     epochs = sum(trial.epochs for trial in grid.trials)
     images = sum(trial.epochs * describe(trial.data).train_size for trial in grid.trials)
     print(f"{len(grid.trials)} trials, {epochs:,} epochs, {images:,} training images")
-    rows = [flatten(trial) for trial in grid.trials]
     for name in rows[0]:
         values = list(dict.fromkeys(row[name] for row in rows))
         if len(values) > 1:
             print(f"  {name}: {', '.join(map(str, values))}")
+    _show_packs(plan)
+
+
+def _show_packs(plan: Forecast) -> None:
+    """A row for packs that are alike; the largest memory of any."""
+    from ..sweeping.forecast import rough_time
+
+    if plan.results or plan.resumed:
+        print(f"{plan.results} have a result already; {plan.resumed} go on from a checkpoint")
+    if not plan.packs:
+        return
+    alike: defaultdict[tuple[PackKey, int], list[Pack]] = defaultdict(list)
+    for pack in plan.packs:
+        alike[pack.key, pack.trials].append(pack)
+    header = ("packs", "trials in each", "data", "batch", "epochs", "from step", "time", "memory of each")
+    table = Table(*header, box=None, pad_edge=False)
+    for (key, trials), packs in alike.items():
+        seconds, memory = sum(pack.seconds for pack in packs), max(pack.memory for pack in packs)
+        shared = (key.data, key.batch_size, key.epochs, key.position)
+        cells = (len(packs), trials, *shared, rough_time(seconds), _bytes(memory))
+        table.add_row(*map(str, cells))
+    Console(highlight=False).print(table)
+    basis = f"{plan.measured} of {plan.trials} trials timed by finished ones, the others by counted work"
+    print(f"about {rough_time(plan.seconds)} on {plan.device}; time and memory are estimates ({basis})")
+
+
+def _bytes(count: int) -> str:
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from sklearn.datasets import load_digits
 
 from .labelled import Labelled
 
@@ -14,6 +13,8 @@ def read_digits() -> tuple[Labelled, Labelled]:
     The split is by position in the file, so that no library's random numbers can change it. It is by class
     because the file counts 0, 1, …, 9, 0, 1, … for long stretches: every fifth image would be a 4 or a 9.
     """
+    from sklearn.datasets import load_digits  # slow to load; other data sets need not wait
+
     bundled = load_digits()
     images = bundled.images.astype(np.uint8)[:, None]
     labels = bundled.target.astype(np.int64)

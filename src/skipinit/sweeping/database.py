@@ -13,11 +13,12 @@ from urllib.parse import quote
 
 from ..errors import DataError
 from ..provenance import source_commit
+from ..training.records import EpochRecord
 from ..version import __version__
-from .records import STATES, Epoch
+from .records import STATES
 
 SCHEMA = 1
-EPOCH_COLUMNS = tuple(field.name for field in fields(Epoch))
+EPOCH_COLUMNS = tuple(field.name for field in fields(EpochRecord))
 
 _TABLES = f"""
 CREATE TABLE meta (name TEXT PRIMARY KEY, value) WITHOUT ROWID;

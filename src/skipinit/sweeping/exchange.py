@@ -17,13 +17,14 @@ from ..config import identity, to_dict, train_from_dict
 from ..errors import DataError
 from ..files import write_whole
 from ..provenance import Provenance
+from ..training.records import EpochRecord
 from .database import EPOCH_COLUMNS
-from .records import Epoch, Trial
+from .records import Trial
 from .store import Store, Writer
 
 FORMAT = 1
 _RANK = {"pending": 0, "running": 1, "failed": 2, "diverged": 3, "finished": 3}
-Entry = tuple[Trial, Sequence[Epoch]]
+Entry = tuple[Trial, Sequence[EpochRecord]]
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ def merge(writer: Writer, source: Iterable[Entry]) -> Merged:
 
 def _result(trial: Trial) -> tuple[object, ...]:
     """What must agree between two runs of one trial; their speed need not."""
-    return trial.state, trial.last and replace(trial.last, images_per_second=None)
+    return trial.state, trial.last and replace(trial.last, images_per_second=0.0)
 
 
 def entries(store: Store) -> Iterator[Entry]:
@@ -110,7 +111,7 @@ def _body(lines: list[str], path: Path) -> list[str]:
     return lines[1:]
 
 
-def _line(trial: Trial, earlier: Sequence[Epoch]) -> str:
+def _line(trial: Trial, earlier: Sequence[EpochRecord]) -> str:
     """Config first, by which lines are sorted. The identity follows from it and is left out."""
     record: dict[str, Any] = {
         "config": dict(sorted(to_dict(trial.config).items())),
@@ -134,11 +135,11 @@ def _entry(line: str, where: str) -> Entry:
         config = train_from_dict(record.pop("config"))
         columns = record.pop("earlier", {})
         measured = record.pop("last")
-        last = Epoch(**measured) if measured else None
+        last = EpochRecord(**measured) if measured else None
         provenance = Provenance(**record.pop("provenance"))
         trial = Trial(id=identity(config), config=config, last=last, provenance=provenance, **record)
         earlier = [
-            Epoch(**dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)
+            EpochRecord(**dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)
         ]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{where}: not a result ({error}); take the file as it was exported") from None

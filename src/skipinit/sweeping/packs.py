@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-
-import torch
+from typing import TYPE_CHECKING
 
 from ..config import TrainConfig
-from ..training.data import Data
-from ..training.executor import make_executor
-from ..training.run import Run
-from ..training.world import World
 
+if TYPE_CHECKING:  # a plan is made without torch
+    from ..training.data import Data
+    from ..training.world import World
+
+MEMORY_SHARE = 0.8
+"""Of the device's memory that a pack may fill."""
 _LARGEST = 64
 _WORTH_IT = 1.05
 """A larger pack must be this many times as fast; otherwise trials only finish later."""
-_MEMORY_SHARE = 0.8
 _STEPS = 20
 
 
@@ -51,37 +51,57 @@ def split(configs: Sequence[TrainConfig], size: int) -> Iterator[list[TrainConfi
         yield list(configs[first : first + size])
 
 
-def best_size(configs: Sequence[TrainConfig], data: Data, world: World) -> int:
-    """How many of these trials to step together, by trying 1, 2, 4, ... of them; on the CPU one."""
-    if world.device.type == "cpu":
-        return 1
-    size, rate = 0, 0.0
+def choose_size(
+    configs: Sequence[TrainConfig], speed: Callable[[Sequence[TrainConfig]], float | None]
+) -> int:
+    """How many of these trials to step together, by trying 1, 2, 4, ... of them.
+
+    Args:
+        configs: the trials.
+        speed: how fast some of them are together, in any unit; None where they do not fit.
+    """
+    size, best = 0, 0.0
     while size < min(len(configs), _LARGEST):
         larger = min(max(2 * size, 1), len(configs), _LARGEST)
-        faster = _steps_per_second(configs[:larger], data, world)
-        if faster is None or faster < _WORTH_IT * rate:
+        faster = speed(configs[:larger])
+        if faster is None or faster < _WORTH_IT * best:
             break
-        size, rate = larger, faster
+        size, best = larger, faster
     return max(size, 1)
+
+
+def best_size(configs: Sequence[TrainConfig], data: Data, world: World) -> int:
+    """How many of these trials to step together on this device, by measuring; on the CPU one."""
+    if world.device.type == "cpu":
+        return 1
+    return choose_size(configs, lambda some: _steps_per_second(some, data, world))
 
 
 def _steps_per_second(configs: Sequence[TrainConfig], data: Data, world: World) -> float | None:
     """Steps of all runs together; None where they do not fit."""
+    import torch
+
+    from ..training.executor import make_executor
+    from ..training.run import Run
+
     torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
+    torch.cuda.reset_peak_memory_stats(world.device)
     try:
         runs = [Run(config, data.source(config, world), world, data.micro_batch) for config in configs]
         for run in runs:
             run.source.begin(0, 0)
         pack = make_executor(runs, data.on_device)
         pack.step()
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(world.device)
         started = time.perf_counter()
         for _ in range(_STEPS):
             pack.step()
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(world.device)
+        elapsed = time.perf_counter() - started
     except torch.OutOfMemoryError:
         return None
-    if torch.cuda.max_memory_allocated() > _MEMORY_SHARE * torch.cuda.get_device_properties(0).total_memory:
+    memory = torch.cuda.get_device_properties(world.device).total_memory
+    # Reserved, not allocated: a graph is captured run by run, but each run keeps its stream's memory.
+    if torch.cuda.max_memory_reserved(world.device) > MEMORY_SHARE * memory:
         return None
-    return _STEPS * len(configs) / (time.perf_counter() - started)
+    return _STEPS * len(configs) / elapsed

@@ -1,4 +1,4 @@
-"""What the store holds: a trial and its epochs."""
+"""What the store holds: a trial, with its last epoch."""
 
 from __future__ import annotations
 
@@ -7,26 +7,12 @@ from typing import Literal, get_args
 
 from ..config import TrainConfig
 from ..provenance import Provenance
+from ..training.records import EpochRecord
 
 State = Literal["pending", "running", "failed", "diverged", "finished"]
 """`failed`: it raised, and may be tried again. `diverged`: it went non-finite, which is a result."""
 
 STATES: tuple[State, ...] = get_args(State)
-
-
-@dataclass(frozen=True)
-class Epoch:
-    """What one epoch measured, by the names of `training`; None: not measured, or not finite."""
-
-    epoch: int
-    """Epochs done: the first is 1."""
-    train_loss: float | None = None
-    clean_train_loss: float | None = None
-    test_accuracy: float | None = None
-    """Percent."""
-    test_loss: float | None = None
-    lr: float | None = None
-    images_per_second: float | None = None
 
 
 @dataclass(frozen=True)
@@ -45,7 +31,7 @@ class Trial:
     ended: str | None = None
     seconds: float = 0.0
     """What it cost: its share of the device's time, over all attempts."""
-    last: Epoch | None = None
+    last: EpochRecord | None = None
     """The last epoch recorded: of a finished trial, its result."""
 
     @property

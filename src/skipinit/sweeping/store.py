@@ -20,9 +20,10 @@ from ..config import TrainConfig, identity, to_dict, train_from_dict
 from ..errors import DataError, SkipinitError
 from ..lock import Holder, holder, writer_lock
 from ..provenance import Provenance
+from ..training.records import EpochRecord
 from . import database
 from .database import EPOCH_COLUMNS, explained, transaction, utc_now
-from .records import Epoch, State, Trial
+from .records import State, Trial
 
 FILE = "sweep.sqlite"
 LOCK = "sweep.lock"
@@ -65,12 +66,12 @@ class Store:
             row = self._connection.execute(f"{_SELECT_TRIALS} WHERE t.id = ?", (id,)).fetchone()
         return _trial(row) if row else None
 
-    def curve(self, id: str) -> list[Epoch]:
+    def curve(self, id: str) -> list[EpochRecord]:
         """Every recorded epoch of a trial."""
         query = f"""SELECT {", ".join(EPOCH_COLUMNS)} FROM metrics
                     WHERE trial = (SELECT key FROM trials WHERE id = ?) ORDER BY epoch"""
         with explained(self.path):
-            return [Epoch(*row) for row in self._connection.execute(query, (id,))]
+            return [EpochRecord(*row) for row in self._connection.execute(query, (id,))]
 
     def meta(self) -> dict[str, Any]:
         """Schema, version, commit and time of creation; pace of the last writer."""
@@ -102,17 +103,17 @@ class Writer(Store):
             self._set(key, state="running", classes=classes, provenance=origin, started=utc_now())
             self._set(key, reason=None, traceback=None, ended=None)
 
-    def record(self, epochs: Iterable[tuple[str, Epoch]]) -> None:
+    def record(self, epochs: Iterable[tuple[str, EpochRecord]]) -> None:
         """Epochs of running trials, each with its trial's identity, in one commit."""
         with transaction(self._connection, self.path):
             for id, epoch in epochs:
                 self._insert(self._key(id, ("running",)), [epoch])
 
-    def finish(self, id: str, last: Epoch, seconds: float) -> None:
+    def finish(self, id: str, last: EpochRecord, seconds: float) -> None:
         """The trial is done; `last` is its result."""
         self._end(id, [last], state="finished", seconds=seconds)
 
-    def diverge(self, id: str, last: Epoch | None, reason: str, seconds: float) -> None:
+    def diverge(self, id: str, last: EpochRecord | None, reason: str, seconds: float) -> None:
         """The trial went non-finite after its epoch `last`, if it came that far: a result too."""
         self._end(id, [last] if last else [], state="diverged", reason=reason, seconds=seconds)
 
@@ -120,7 +121,7 @@ class Writer(Store):
         """The trial raised."""
         self._end(id, [], state="failed", reason=reason, traceback=traceback, seconds=seconds)
 
-    def put(self, trials: Iterable[tuple[Trial, Sequence[Epoch]]]) -> None:
+    def put(self, trials: Iterable[tuple[Trial, Sequence[EpochRecord]]]) -> None:
         """Trials with their curves from elsewhere, in place of what is here under their identities."""
         with transaction(self._connection, self.path):
             for trial, curve in trials:
@@ -144,7 +145,7 @@ class Writer(Store):
     def _set_waiting(self) -> None:
         self._connection.execute("UPDATE trials SET state = 'pending' WHERE state = 'running'")
 
-    def _end(self, id: str, last: Sequence[Epoch], **columns: object) -> None:
+    def _end(self, id: str, last: Sequence[EpochRecord], **columns: object) -> None:
         """A running trial's last epoch and its end, in one commit."""
         with transaction(self._connection, self.path):
             key = self._key(id, ("running",))
@@ -166,7 +167,7 @@ class Writer(Store):
             )
         return int(row[0])
 
-    def _insert(self, key: int, epochs: Iterable[Epoch]) -> None:
+    def _insert(self, key: int, epochs: Iterable[EpochRecord]) -> None:
         rows = [(key, *map(_finite, _epoch_values(epoch))) for epoch in epochs]
         self._connection.executemany(_INSERT_EPOCH, rows)
 
@@ -207,7 +208,7 @@ def _trial(row: Sequence[Any]) -> Trial:
     values["config"] = train_from_dict(json.loads(values["config"]))
     if values["provenance"]:
         values["provenance"] = Provenance(**json.loads(values["provenance"]))
-    return Trial(**values, last=Epoch(*row[split:]) if row[split] is not None else None)
+    return Trial(**values, last=EpochRecord(*row[split:]) if row[split] is not None else None)
 
 
 def _row(trial: Trial) -> list[object]:
