@@ -7,6 +7,7 @@ import io
 import json
 import math
 import random
+import tracemalloc
 import weakref
 
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.modules import module as module_hooks
 
 import skipinit
 from probe_models import ConvNeXt, Function, PostActivationResNet, PreActivationResNet, ViT
@@ -22,7 +24,7 @@ from skipinit.nets.create import create_model
 from skipinit.probing import theory
 from skipinit.probing.measure import probe
 from skipinit.probing.prediction import predict
-from skipinit.probing.statistics import channel_statistics
+from skipinit.probing.statistics import Ledger, channel_statistics
 from skipinit.probing.verdict import fit_growth
 
 IMAGES = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
@@ -186,6 +188,42 @@ def test_statistics_neither_overflow_nor_cancel():
     assert channel_statistics(shifted, 0).tolist()[:2] == [1.0, 0.0]
 
 
+CHUNKED = {
+    "images": ((40, 8, 33, 31), 1),
+    "one large image": ((1, 2, 700, 450), 1),
+    "channels last": ((7, 300, 5, 40), 3),
+    "vectors": ((4001, 90), 1),
+}
+
+
+@pytest.mark.parametrize("layout", CHUNKED)
+def test_statistics_of_large_tensors_equal_those_of_the_whole(layout):
+    """They are taken in pieces, the last one smaller; means far from zero, and drifting, must not matter."""
+    shape, axis = CHUNKED[layout]
+    drift = torch.linspace(50, 60, math.prod(shape)).view(shape)
+    values = drift + torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    others = tuple(i for i in range(len(shape)) if i != axis)
+    wide = float64(values)
+    expected = [wide.var(others).mean(), wide.mean(others).var(), (wide.mean(others) ** 2).mean()]
+    before = values.clone()
+    assert channel_statistics(values, axis).tolist() == pytest.approx(expected, rel=1e-11)
+    assert torch.equal(values, before)
+    assert channel_statistics(values.double(), axis).tolist() == pytest.approx(expected, rel=1e-11)
+
+
+def test_ledger_keeps_thousands_of_lines_in_order():
+    ledger = Ledger()
+    lines = [ledger.enter(torch.tensor([float(i), -1.0])) for i in range(1000)]
+    assert [ledger.read()[line] for line in lines] == [[i, -1] for i in range(1000)]
+    assert ledger.enter(torch.tensor([7.0, 7.0])) == len(ledger.read()) - 1
+
+
+def test_scalars_of_data_are_no_obstacle():
+    """A learned factor of one number per example has no channels to measure."""
+    model = Function(lambda m, x: x + (m.scalar * x.mean(1))[:, None] * m.a(x))
+    assert len(probe(model, VECTORS).rows) == 1
+
+
 def test_gradients_equal_autograd_by_hand():
     model = Function(lambda m, x: (h := x + m.a(x)) is not None and m.d(h + m.b(F.relu(m.c(h)))))
     targets = torch.randint(6, (64,))
@@ -284,6 +322,8 @@ def test_model_and_generators_are_untouched(examples, targets):
         for hook in getattr(module, kind)
     ]
     assert hooks == []
+    assert not module_hooks._global_forward_pre_hooks
+    assert not module_hooks._global_forward_hooks
     assert torch.backends.mha.get_fastpath_enabled()
 
 
@@ -443,18 +483,36 @@ def test_json_csv_and_table_hold_the_rows(tmp_path):
         report.plot(tmp_path / "nowhere" / "a.png")
 
 
+class Deep(nn.Module):
+    """Blocks x + W norm(x)."""
+
+    def __init__(self, depth):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 6)) for _ in range(depth))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + layer(x)
+        return x
+
+
+def test_bookkeeping_is_small():
+    """What grows with depth is names, lineage and the rows themselves: Python's memory counts them."""
+
+    def most(depth):
+        model = Deep(depth)
+        tracemalloc.start()
+        probe(model, VECTORS)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return peak
+
+    most(5)
+    assert (most(400) - most(100)) / 300 < 8 * 1024
+
+
 def test_no_activation_outlives_its_use():
     """However deep the network, only a few layers' outputs are alive at a time."""
-
-    class Deep(nn.Module):
-        def __init__(self, depth):
-            super().__init__()
-            self.layers = nn.ModuleList(nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 6)) for _ in range(depth))
-
-        def forward(self, x):
-            for layer in self.layers:
-                x = x + layer(x)
-            return x
 
     def most_alive(depth):
         model, outputs, counts = Deep(depth), [], []

@@ -91,8 +91,9 @@ def test_theory_network_of_any_size(capsys):
 
 
 def test_figure_is_written_twice(capsys, tmp_path):
-    run("figure2a", "--plot", str(tmp_path / "talk"), "--json")
+    run("figure2a", "--networks", "2", "--plot", str(tmp_path / "talk"), "--json")
     captured = capsys.readouterr()
+    assert json.loads(captured.out)["networks"] == 2
     assert len(json.loads(captured.out)["rows"]) == 30
     assert sorted(path.name for path in tmp_path.iterdir()) == ["talk.png", "talk.svg"]
     assert "talk.svg" in captured.err
@@ -112,6 +113,8 @@ ERRORS = {
     "--input is the whole shape": ["wrn16_2", "--input", "8x3x32x32", "--data", "digits"],
     "--batch-size 0 is not allowed": ["wrn16_2", "--batch-size", "0"],
     "--blocks and --width belong to the theory networks": ["wrn16_2", "--blocks", "3"],
+    "--networks belongs to the figures": ["wrn16_2", "--networks", "3"],
+    "--networks 0 is not allowed": ["figure5", "--networks", "0"],
     "no picture format": ["wrn16_2", "--plot", "picture.gif"],
     "device 'abacus' is not known": ["wrn16_2", "--device", "abacus"],
     "give the shape of its input": ["my_probe_model:Net"],

@@ -21,6 +21,7 @@ from probe_models import (
 from skipinit.errors import ConfigError
 from skipinit.nets.create import create_model
 from skipinit.probing.finder import find_residual_adds
+from skipinit.probing.names import ModuleNames
 
 IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 VECTORS = torch.randn(4, 6, generator=torch.Generator().manual_seed(1))
@@ -286,3 +287,14 @@ def test_arguments_by_position_and_by_name():
 def test_batch_that_is_no_tensor():
     with pytest.raises(ConfigError, match="the batch is a int; it must be a tensor, or hold one"):
         find_residual_adds(LoopNet(), 3)
+
+
+def test_names_are_those_of_named_modules():
+    """Also for a module in two places, and for one that its parent has let go of."""
+    shared = nn.Linear(6, 6)
+    model = nn.ModuleDict({"a": nn.Sequential(nn.Sequential(shared), nn.ReLU()), "b": shared, "c": nn.Tanh()})
+    names = ModuleNames(model)
+    assert {names.of(module): module for module in model.modules()} == dict(model.named_modules())
+    assert nn.Linear(6, 6) not in names
+    lost = model.pop("c")
+    assert names.of(lost) == "Tanh"

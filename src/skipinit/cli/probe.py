@@ -17,6 +17,7 @@ from .flags import Json, NetworkFlags
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from ..probing.figures import MeasuredFigure
     from ..probing.report import ProbeReport
 
 _VALUES_PER_BATCH = 64 * 3 * 32 * 32
@@ -69,6 +70,7 @@ def probe(
     gradients: bool = False,
     seed: int = 0,
     device: str = "auto",
+    networks: _Count = None,
     plot: Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="")] = None,
     json_: Json = False,
     csv_: Annotated[bool, tyro.conf.arg(name="csv", help="Print CSV.", help_behavior_hint="")] = False,
@@ -87,10 +89,15 @@ def probe(
         gradients: Also go backward from the cross-entropy with the data's labels (random for Gaussian data).
         seed: Seed of the weights and of the batch.
         device: Such as cpu or cuda; auto takes the GPU if there is one.
+        networks: How many networks a figure is the mean of; 16 in figure5, 4 in figure2c, 1 in others.
         plot: Where to write the picture: .png, .svg or .pdf; for figures, both .png and .svg of that name.
     """
     if json_ and csv_:
         raise ConfigError("--json and --csv exclude each other; give one")
+    if networks is not None and not model.startswith("figure"):
+        raise ConfigError("--networks belongs to the figures; a model of another name is probed once")
+    if networks is not None and networks < 1:
+        raise ConfigError(f"--networks {networks} is not allowed; it must be 1 or more")
     shape = inputs.shape
     if shape is None and ":" in model and inputs.data == "gaussian":
         raise ConfigError(f"{model}: give the shape of its input, as in --input 8x3x224x224")
@@ -104,29 +111,29 @@ def probe(
     if plot is not None and not model.startswith("figure"):
         check_suffix(plot)
     if model.startswith("figure"):
-        report = _figure(model, seed, device, plot)
+        report: ProbeReport | MeasuredFigure = _figure(model, seed, device, networks, plot)
     else:
         torch.manual_seed(seed)
         net = _build(model, network, theory, inputs)
         batch, labels = _batch(model, inputs)
-        report = measure(net.to(device), batch.to(device), labels.to(device) if gradients else None)
+        measured = measure(net.to(device), batch.to(device), labels.to(device) if gradients else None)
         known = model in THEORY_NETWORKS or ":" in model
-        report = replace(report, model=model if known else f"{model}, {network.scheme}")
+        report = replace(measured, model=model if known else f"{model}, {network.scheme}")
         if plot is not None:
             report.plot(plot)
     print(report.to_json() if json_ else report.to_csv().rstrip() if csv_ else report)
 
 
-def _figure(name: str, seed: int, device: str, plot: Path | None) -> ProbeReport:
+def _figure(name: str, seed: int, device: str, networks: int | None, plot: Path | None) -> MeasuredFigure:
     from ..probing.figures import FIGURES, measure_figure
 
     found = next((figure for figure in FIGURES if figure == name), None)
     if found is None:
         raise unknown_name("figure", name, FIGURES)
-    figure = measure_figure(found, seed, device)
+    figure = measure_figure(found, seed, device, networks or FIGURES[found].networks)
     for path in figure.save(plot or Path(name)):
         print(f"wrote {path}", file=sys.stderr)
-    return figure.report
+    return figure
 
 
 def _build(name: str, network: NetworkFlags, theory: TheoryFlags, inputs: InputFlags) -> nn.Module:

@@ -43,8 +43,8 @@ def _measure(name: str, seed: int, device: str) -> Probed:
         rows = [_initial_loss(depth, seed) for depth in _DEEP]
         return Probed(name, f"{_IMAGES} Gaussian images", seed, rows, provenance)
     measured = measure_figure(figure, seed, device)
-    inputs = f"{FIGURES[figure].batch} {measured.inputs}"
-    return Probed(name, inputs, seed, [row.to_dict() for row in measured.report.rows], provenance)
+    rows = [row.to_dict() for row in measured.report.rows]
+    return Probed(name, measured.conditions, seed, rows, provenance)
 
 
 def _initial_loss(depth: int, seed: int) -> dict[str, Any]:

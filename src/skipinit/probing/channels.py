@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from .lineage import Node
+from .living import Living
 from .operators import CHANNELS_LAST, CHANNELS_SECOND
 
 
 def channels_of(
-    operation: str, out: Tensor, tensors: list[Tensor], lineages: list[Node | None]
+    operation: str, out: Tensor, tensors: list[Tensor], known: list[Living | None]
 ) -> tuple[int, int] | None:
     """Stride and size of the channel axis of a result: told by the layer that made it, else inherited."""
     axis: int | None = None
@@ -25,26 +25,26 @@ def channels_of(
     elif operation in CHANNELS_LAST:
         axis = out.dim() - 1
     else:
-        for tensor, node in zip(tensors, lineages, strict=True):
-            if node is not None and tensor.dim() == out.dim():
-                axis = _find_axis(tensor, node)
+        for tensor, living in zip(tensors, known, strict=True):
+            if living is not None and tensor.dim() == out.dim():
+                axis = _find_axis(tensor, living)
                 break
     return None if axis is None else (out.stride(axis), out.shape[axis])
 
 
-def _find_axis(tensor: Tensor, node: Node) -> int | None:
+def _find_axis(tensor: Tensor, living: Living) -> int | None:
     """The axis of this view that runs along the channels: views keep an axis's stride and size."""
-    if node.channels is None:
+    if living.channels is None:
         return None
-    stride, size = node.channels
+    stride, size = living.channels
     axes = (i for i in range(tensor.dim()) if tensor.shape[i] == size and tensor.stride(i) == stride)
     return next(axes, None)
 
 
-def channel_axis(tensor: Tensor, *evidence: Node | None) -> int:
+def channel_axis(tensor: Tensor, *evidence: Living | None) -> int:
     """By the first evidence there is; else the second axis of images, the last of anything else."""
-    for node in evidence:
-        axis = None if node is None else _find_axis(tensor, node)
+    for living in evidence:
+        axis = None if living is None else _find_axis(tensor, living)
         if axis is not None:
             return axis
     return 1 if tensor.dim() > 3 else tensor.dim() - 1

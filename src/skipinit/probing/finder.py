@@ -14,7 +14,7 @@ from .run import Batch, watched
 from .watch import Sighting, Watcher
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ResidualAdd:
     """One residual add, in the order the data meets them; modules and parameters by qualified name."""
 

@@ -17,15 +17,17 @@ one forward, both additions count: the partial sum carries on the stream of x.
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from .operators import Kind
 
 
 @dataclass(eq=False, slots=True)
 class Node:
-    """One operation on data; `order` grows with time, so parents come before children."""
+    """One operation on data; `order` grows with time, so parents come before children.
+
+    A pass keeps all of them: what a tensor went through, nothing of the tensor itself.
+    """
 
     order: int
     kind: Kind
@@ -38,19 +40,15 @@ class Node:
     """Names of the parameters it used."""
     constant: float = 1.0
     """The number it multiplied by, if it did."""
-    channels: tuple[int, int] | None = None
-    """Stride and size of the channel axis in the result's memory, where known."""
-    input_statistics: Any = None
-    """Statistics of what a norm or a learned scale was given."""
-    statistics: tuple[Any, Any] | None = None
-    """Statistics of the result, with the view of it they were taken on."""
+    input_statistics: int | None = None
+    """Where the ledger has the statistics of what a norm or a learned scale was given."""
     stream: Node | None = None
     """Of a residual add: its skip operand."""
-    consumers: list[tuple[Kind, str]] = field(default_factory=list)
+    consumers: tuple[tuple[Kind, str], ...] = ()
     """Of a residual add: kind and module of the operations on its result. No nodes: lineage has no cycles."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Split:
     """A residual add: which operand is the skip, and what each of the two went through alone."""
 

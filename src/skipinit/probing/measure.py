@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -35,15 +35,12 @@ def probe(
         loss: a function of the model's output and the targets; cross-entropy for integer targets.
     """
     with watched(model, batch, measure=True, gradients=targets is not None) as (watcher, output):
-        gradients = {} if targets is None else _parameter_gradients(model, output, targets, loss)
+        squares = {} if targets is None else _parameter_gradients(model, output, targets, loss)
         if not watcher.sightings:
             raise SkipinitError(_nothing_found(model, watcher))
         adds = describe(model, watcher)
-        numbers = _Numbers(_measured(watcher.sightings, gradients))
-        rows = [
-            _row(add, sighting, numbers, gradients)
-            for add, sighting in zip(adds, watcher.sightings, strict=True)
-        ]
+        numbers = _Numbers(watcher, squares)
+        rows = [_row(add, sighting, numbers) for add, sighting in zip(adds, watcher.sightings, strict=True)]
     finite = [row.is_finite for row in rows]
     end = finite.index(False) if False in finite else len(rows)
     return ProbeReport(
@@ -58,40 +55,37 @@ def probe(
 class _Numbers:
     """All measurements, fetched from the device at once."""
 
-    def __init__(self, tensors: Iterable[Tensor]) -> None:
-        # Held until the end, so that no two of them share an id.
-        self._tensors = list(tensors)
-        flat = torch.cat([tensor.flatten().to(self._tensors[0].device) for tensor in self._tensors])
-        values = iter(flat.tolist())
-        self._values = {id(t): [next(values) for _ in range(t.numel())] for t in self._tensors}
+    def __init__(self, watcher: Watcher, squares: dict[str, Tensor]) -> None:
+        self._lines = watcher.ledger.read()
+        norms = {s: s.gradient_norm for s in watcher.sightings if s.gradient_norm is not None}
+        self.gradient_norms = dict(zip(norms, _fetch(norms.values()), strict=True))
+        self.squared_gradients = dict(zip(squares, _fetch(squares.values()), strict=True))
 
-    def of(self, tensor: Tensor | None) -> list[float]:
-        assert tensor is not None
-        return self._values[id(tensor)]
+    def of(self, line: int | None) -> list[float]:
+        """Within channels, between channels, mean square of the channel means."""
+        assert line is not None
+        return self._lines[line]
 
-    def variance(self, tensor: Tensor | None) -> float:
-        within, between, _ = self.of(tensor)
+    def variance(self, line: int | None) -> float:
+        within, between, _ = self.of(line)
         return within + between
 
 
-def _measured(sightings: list[Sighting], gradients: dict[str, Tensor]) -> Iterable[Tensor]:
-    for sighting in sightings:
-        nodes = (*sighting.split.shared_path, *sighting.split.branch_path)
-        for tensor in (sighting.skip, sighting.branch, sighting.output, sighting.gradient_norm):
-            if tensor is not None:
-                yield tensor
-        yield from (node.input_statistics for node in nodes if node.input_statistics is not None)
-    yield from gradients.values()
+def _fetch(tensors: Collection[Tensor]) -> list[float]:
+    if not tensors:
+        return []
+    device = next(iter(tensors)).device
+    values: list[float] = torch.stack([tensor.to(device) for tensor in tensors]).tolist()
+    return values
 
 
-def _row(add: ResidualAdd, sighting: Sighting, numbers: _Numbers, gradients: dict[str, Tensor]) -> ProbeRow:
+def _row(add: ResidualAdd, sighting: Sighting, numbers: _Numbers) -> ProbeRow:
     skip, branch = numbers.variance(sighting.skip), numbers.variance(sighting.branch)
     within, between, _ = numbers.of(sighting.output)
     nodes = (*sighting.split.shared_path, *sighting.split.branch_path)
     norms = [n.input_statistics for n in nodes if n.kind is Kind.NORM and n.input_statistics is not None]
     moving = numbers.of(norms[0]) if norms else None
-    squares = [numbers.of(gradients[p])[0] for p in add.parameters if p in gradients]
-    backward = sighting.gradient_norm
+    squares = [numbers.squared_gradients[p] for p in add.parameters if p in numbers.squared_gradients]
     return ProbeRow(
         name=add.name,
         depth=add.depth,
@@ -103,7 +97,7 @@ def _row(add: ResidualAdd, sighting: Sighting, numbers: _Numbers, gradients: dic
         channel_mean_variance=between,
         moving_variance=moving[0] if moving else None,
         squared_moving_mean=moving[2] if moving else None,
-        gradient_norm=numbers.of(backward)[0] if backward is not None else None,
+        gradient_norm=numbers.gradient_norms.get(sighting),
         parameter_gradient_norm=sum(squares) ** 0.5 if squares else None,
     )
 

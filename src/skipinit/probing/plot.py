@@ -34,6 +34,8 @@ class Series:
     measured: Sequence[float | None]
     predicted: Sequence[float] | None = None
     law: str = ""
+    band: tuple[Sequence[float], Sequence[float]] | None = None
+    """Lower and upper edge of the measurements' scatter."""
 
 
 def check_suffix(path: Path) -> None:
@@ -55,6 +57,9 @@ def draw(
         if one.predicted is not None:
             law = f"theory: {one.law}" if one.law else None
             axes.plot(depths, one.predicted, color=one.color, linewidth=1, label=law, zorder=1)
+        if one.band is not None:
+            lower, upper = one.band
+            axes.fill_between(depths, lower, upper, color=one.color, alpha=0.2, linewidth=0, zorder=0)
         if points:
             marker, size = _MARKERS[one.color]
             axes.plot(

@@ -7,6 +7,7 @@ import dataclasses
 import io
 import json
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from .finder import ResidualAdd
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ProbeRow:
     """One residual block. Variances are over all values of a tensor: examples, positions and channels."""
 
@@ -109,12 +110,8 @@ class ProbeReport:
 
     def to_csv(self) -> str:
         """One line per row, with a header."""
-        text = io.StringIO()
         fields = [field.name for field in dataclasses.fields(ProbeRow)]
-        writer = csv.DictWriter(text, [*fields, "branch_share"], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(row.to_dict() for row in self.rows)
-        return text.getvalue()
+        return csv_text([*fields, "branch_share"], [row.to_dict() for row in self.rows])
 
     def plot(self, path: str | Path) -> None:
         """Write the variances over depth, measured points over predicted lines, as the suffix says."""
@@ -124,6 +121,15 @@ class ProbeReport:
 
     def __str__(self) -> str:
         return f"{self.table()}\n\n{self.verdict}" if self.rows else str(self.verdict)
+
+
+def csv_text(fields: Sequence[str], rows: Iterable[dict[str, Any]]) -> str:
+    """A header and one line per row."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fields, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
 
 
 _COLUMNS = (

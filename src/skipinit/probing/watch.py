@@ -1,41 +1,42 @@
 """Watches one forward pass, operation by operation, and tells which additions are residual adds.
 
-A dispatch mode sees every tensor operation, whoever wrote it. What is remembered of a tensor is its lineage
-(`lineage.Node`), kept by the memory it lives in: views share it, in-place operations renew it, and it goes
-when the memory goes. No activation outlives its own use.
+A dispatch mode sees every tensor operation, whoever wrote it. What is known of a tensor (`living.Living`) is
+kept by the memory it lives in and goes when that goes: no activation outlives its own use. What stays of each
+operation is one small node of the lineage.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
-from torch.jit import ScriptModule
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .channels import channel_axis, channels_of
 from .lineage import Node, Split, judge
+from .living import Living, memory_of, tensors_in, written_by
+from .names import ModuleNames
 from .operators import ADDITIONS, BATCH_NORMS, Kind, is_factory, kind_of
-from .statistics import channel_statistics
+from .statistics import Ledger, channel_statistics
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Sighting:
-    """A residual add as it was seen, with the statistics of both operands and of the result."""
+    """A residual add as it was seen, and where the ledger has the statistics of operands and result."""
 
     node: Node
     split: Split
     operands: tuple[Node, Node]
     operation: str
     shape: tuple[int, ...]
-    skip: Tensor | None = None
-    branch: Tensor | None = None
-    output: Tensor | None = None
+    skip: int | None = None
+    branch: int | None = None
+    output: int | None = None
     gradient_norm: Tensor | None = None
 
 
@@ -43,13 +44,26 @@ class Sighting:
 class Operand:
     """One side of an addition: `tensor`, or `tensor * factor`."""
 
-    node: Node
+    living: Living
     tensor: Tensor
     factor: Tensor | float | None = None
+
+    @property
+    def node(self) -> Node:
+        """Where it comes from."""
+        return self.living.node
 
     def value(self) -> Tensor:
         """The tensor that is added."""
         return self.tensor if self.factor is None else self.tensor * self.factor
+
+
+class Call(NamedTuple):
+    """A module that is running."""
+
+    module: nn.Module
+    name: str
+    number: int
 
 
 class Watcher(TorchDispatchMode):
@@ -58,30 +72,28 @@ class Watcher(TorchDispatchMode):
     def __init__(self, model: nn.Module, inputs: list[Tensor], measure: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.measure = measure
+        self.ledger = Ledger()
         self.sightings: list[Sighting] = []
         self.operations = 0
         self.rejected: Counter[str] = Counter()
         self._order = 0
-        self._names = {module: name for name, module in model.named_modules()}
-        self._calls: list[tuple[nn.Module, int]] = [(model, 0)]
-        self._lineage: WeakKeyDictionary[Any, Node] = WeakKeyDictionary()
-        self._learned: WeakKeyDictionary[Any, tuple[str, ...]] = WeakKeyDictionary()
-        for name, parameter in model.named_parameters():
-            memory = _memory(parameter)
-            self._learned[memory] = (*self._learned.get(memory, ()), name)
+        self._names = ModuleNames(model)
+        self._calls = [Call(model, "", 0)]
+        self._living: WeakKeyDictionary[Any, Living] = WeakKeyDictionary()
+        self._owners: dict[Any, nn.Module] = {}
+        for module in model.modules():
+            for parameter in module.parameters(recurse=False):
+                self._owners.setdefault(memory_of(parameter), module)
+        self._derived: WeakKeyDictionary[Any, tuple[str, ...]] = WeakKeyDictionary()
         for tensor in inputs:
-            self._lineage[_memory(tensor)] = self._node(Kind.INPUT)
+            self._living[memory_of(tensor)] = Living(self._node(Kind.INPUT))
 
     def __enter__(self) -> Watcher:
-        self._hooks = [
-            hook
-            for module in self._names
-            if not isinstance(module, ScriptModule)  # They take none; their operations are seen all the same.
-            for hook in (
-                module.register_forward_pre_hook(self._enter_module, prepend=True),
-                module.register_forward_hook(self._leave_module, always_call=True),
-            )
-        ]
+        # Two hooks on all modules there are, instead of two on each of thousands.
+        self._hooks = (
+            register_module_forward_pre_hook(self._enter_module),
+            register_module_forward_hook(self._leave_module, always_call=True),
+        )
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
@@ -91,11 +103,13 @@ class Watcher(TorchDispatchMode):
             hook.remove()
 
     def _enter_module(self, module: nn.Module, _: Any) -> None:
-        self._order += 1
-        self._calls.append((module, self._order))
+        if module in self._names:
+            self._order += 1
+            self._calls.append(Call(module, self._names.of(module), self._order))
 
-    def _leave_module(self, *_: Any) -> None:
-        self._calls.pop()
+    def _leave_module(self, module: nn.Module, *_: Any) -> None:
+        if module in self._names:
+            self._calls.pop()
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -105,52 +119,63 @@ class Watcher(TorchDispatchMode):
         operation = _name(function)
         if is_factory(operation):
             return function(*args, **kwargs)
-        tensors = list(_tensors((*args, *kwargs.values())))
-        memories = [_memory(tensor) for tensor in tensors]
-        lineages = [self._lineage.get(memory) for memory in memories]
-        parents = tuple(dict.fromkeys(node for node in lineages if node is not None))
+        tensors = list(tensors_in((*args, *kwargs.values())))
+        memories = [memory_of(tensor) for tensor in tensors]
+        known = [self._living.get(memory) for memory in memories]
+        parents = tuple(dict.fromkeys(living.node for living in known if living is not None))
         learned = tuple(
             name
-            for memory, node in zip(memories, lineages, strict=True)
-            if node is None
-            for name in self._learned.get(memory, ())
+            for memory, living in zip(memories, known, strict=True)
+            if living is None
+            for name in self._learned(memory)
         )
         if not parents:
             result = function(*args, **kwargs)
             if learned:
-                self._learned.update((_memory(out), learned) for out in _tensors((result,)))
+                made = (memory_of(out) for out in tensors_in((result,)))
+                self._derived.update((memory, learned) for memory in made if memory not in self._owners)
             return result
 
         self.operations += 1
-        kind = kind_of(operation, sum(node is not None for node in lineages), bool(learned))
+        kind = kind_of(operation, sum(living is not None for living in known), bool(learned))
         node = self._node(kind, parents, learned)
         node.constant = _constant(operation, args) if kind is Kind.SCALE else 1.0
-        self._measure_input(node, operation, tensors, lineages)
+        self._measure_input(node, operation, tensors, known)
         sighting = self._consider(node, operation, args, kwargs) if operation in ADDITIONS else None
         result = function(*args, **kwargs)
-        if written := _written(function, args, result, memories):  # Else a view: its memory has a lineage.
-            node.channels = channels_of(operation, written[0], tensors, lineages)
-            self._remember(node, written)
+        living = Living(node)
+        if written := written_by(function, args, result, memories):  # Else a view: its memory is known.
+            living.channels = channels_of(operation, written[0], tensors, known)
+            self._remember(living, written)
         if sighting is not None:
             if self.measure:
-                sighting.output = self._statistics(node, result, channel_axis(result, node))
+                sighting.output = self._statistics(living, result, channel_axis(result, living))
             self.sightings.append(sighting)
         return result
 
     def lineage_of(self, tensor: Tensor) -> Node | None:
         """Where a tensor of the pass comes from; None if from no data."""
-        return self._lineage.get(_memory(tensor))
+        living = self._living.get(memory_of(tensor))
+        return None if living is None else living.node
+
+    def _learned(self, memory: Any) -> tuple[str, ...]:
+        """The parameters that a memory without data holds, or was computed from."""
+        owner = self._owners.get(memory)
+        if owner is None:
+            return self._derived.get(memory, ())
+        named = owner.named_parameters(self._names.of(owner), recurse=False)
+        return tuple(name for name, parameter in named if memory_of(parameter) is memory)
 
     def _node(self, kind: Kind, parents: tuple[Node, ...] = (), parameters: tuple[str, ...] = ()) -> Node:
         self._order += 1
-        module, call = self._calls[-1]
-        return Node(self._order, kind, parents, self._names[module], call, parameters)
+        call = self._calls[-1]
+        return Node(self._order, kind, parents, call.name, call.number, parameters)
 
     def _consider(
         self, node: Node, operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Sighting | None:
         """Judge one addition and, if it is a residual add, measure its operands before they can change."""
-        if isinstance(self._calls[-1][0], (nn.RNNBase, nn.RNNCellBase)):
+        if isinstance(self._calls[-1].module, (nn.RNNBase, nn.RNNCellBase)):
             # They slice one product over all steps, so that each step looks like the identity of the last.
             self.rejected["it joins the gates of a recurrent layer"] += 1
             return None
@@ -185,84 +210,61 @@ class Watcher(TorchDispatchMode):
             return "the operands differ in shape"
         if not (first.is_floating_point() and second.is_floating_point()):
             return "the operands are not floating point"
-        lineages = [self._lineage.get(_memory(tensor)) for tensor in (first, second)]
-        if lineages[0] is None or lineages[1] is None:
+        left, right = (self._living.get(memory_of(tensor)) for tensor in (first, second))
+        if left is None or right is None:
             return "one operand does not come from the batch"
         if not isinstance(factor, Tensor) and factor == 1:
-            return Operand(lineages[0], first), Operand(lineages[1], second)
-        scaled = self._node(Kind.SCALE, (lineages[1],))
+            return Operand(left, first), Operand(right, second)
+        scaled = self._node(Kind.SCALE, (right.node,))
         if isinstance(factor, Tensor):
             self._describe_factor(scaled, args[1] if second is args[2] else args[2])
         else:
             scaled.constant = float(factor)
-        return Operand(lineages[0], first), Operand(scaled, second, factor)
+        return Operand(left, first), Operand(Living(scaled, right.channels), second, factor)
 
     def _describe_factor(self, scaled: Node, factor: Tensor) -> None:
-        lineage = self._lineage.get(_memory(factor))
+        lineage = self.lineage_of(factor)
         if lineage is not None:
             scaled.kind, scaled.parents = Kind.OTHER, (*scaled.parents, lineage)
-        scaled.parameters = self._learned.get(_memory(factor), ())
+        scaled.parameters = self._learned(memory_of(factor))
 
     def _measure_input(
-        self, node: Node, operation: str, tensors: list[Tensor], lineages: list[Node | None]
+        self, node: Node, operation: str, tensors: list[Tensor], known: list[Living | None]
     ) -> None:
         """What a batch norm or a learned scale is given is gone when its block is recognized: measure now."""
         scaled = node.kind is Kind.SCALE and node.parameters
         if not self.measure or not (scaled or operation in BATCH_NORMS):
             return
-        tensor, lineage = next((t, n) for t, n in zip(tensors, lineages, strict=True) if n is not None)
-        axis = 1 if operation in BATCH_NORMS else channel_axis(tensor, lineage)
-        node.input_statistics = self._statistics(lineage, tensor, axis)
+        tensor, living = next((t, k) for t, k in zip(tensors, known, strict=True) if k is not None)
+        if tensor.dim() < 2:  # Numbers of examples: no axis for channels, no end of a branch.
+            return
+        axis = 1 if operation in BATCH_NORMS else channel_axis(tensor, living)
+        node.input_statistics = self._statistics(living, tensor, axis)
 
     def _measure_operands(self, sighting: Sighting, skip: Operand, branch: Operand) -> None:
-        axis = channel_axis(skip.tensor, skip.node, branch.node)
-        sighting.skip = self._statistics(skip.node, skip.value(), axis)
-        sighting.branch = self._statistics(branch.node, branch.value(), axis)
+        axis = channel_axis(skip.tensor, skip.living, branch.living)
+        sighting.skip = self._statistics(skip.living, skip.value(), axis)
+        sighting.branch = self._statistics(branch.living, branch.value(), axis)
         if branch.factor is not None:
-            unscaled = branch.node.parents[0]
-            branch.node.input_statistics = self._statistics(unscaled, branch.tensor, axis)
+            branch.node.input_statistics = self._enter(branch.tensor, axis)
 
-    def _statistics(self, node: Node | None, values: Tensor, axis: int) -> Tensor:
+    def _statistics(self, living: Living, values: Tensor, axis: int) -> int:
         """Measured once per tensor: a block's output is the next block's skip."""
         view = (values.storage_offset(), values.shape, values.stride(), axis)
-        if node is None:
-            return channel_statistics(values, axis)
-        if node.statistics is None or node.statistics[0] != view:
-            node.statistics = (view, channel_statistics(values, axis))
-        return node.statistics[1]
+        if living.measured is None or living.measured[0] != view:
+            living.measured = (view, self._enter(values, axis))
+        return living.measured[1]
 
-    def _remember(self, node: Node, written: list[Tensor]) -> None:
+    def _enter(self, values: Tensor, axis: int) -> int:
+        return self.ledger.enter(channel_statistics(values, axis))
+
+    def _remember(self, living: Living, written: list[Tensor]) -> None:
+        node = living.node
         for parent in node.parents:
             if parent.kind is Kind.RESIDUAL:
-                parent.consumers.append((node.kind, node.module))
+                parent.consumers += ((node.kind, node.module),)
         for tensor in written:
-            self._lineage[_memory(tensor)] = node
-
-
-class _Nowhere:
-    """The memory of a tensor that has no single one, as sparse tensors have not: never remembered."""
-
-
-def _memory(tensor: Tensor) -> Any:
-    try:
-        return tensor.untyped_storage()
-    except NotImplementedError:
-        return _Nowhere()
-
-
-def _tensors(values: Any) -> Iterator[Tensor]:
-    for value in values:
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, (list, tuple)):
-            yield from _tensors(value)
-
-
-def _written(function: Any, args: tuple[Any, ...], result: Any, memories: list[Any]) -> list[Tensor]:
-    """The tensors whose memory the operation wrote: new results and mutated inputs."""
-    fresh = [out for out in _tensors((result,)) if _memory(out) not in memories]
-    mutated = _tensors(args[i] for i in _mutated(function) if i < len(args))
-    return [tensor for tensor in (*fresh, *mutated) if not isinstance(_memory(tensor), _Nowhere)]
+            self._living[memory_of(tensor)] = living
 
 
 @cache
@@ -270,13 +272,6 @@ def _name(function: Any) -> str:
     """`aten.add_.Tensor` is `add`: in place or not is the same mathematics."""
     name: str = function.overloadpacket.__name__
     return name.removesuffix("_") if not name.endswith("__") else name
-
-
-@cache
-def _mutated(function: Any) -> tuple[int, ...]:
-    """Positions of the arguments that an in-place operation writes into."""
-    arguments = function._schema.arguments
-    return tuple(i for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write)
 
 
 def _constant(operation: str, args: tuple[Any, ...]) -> float:
