@@ -29,7 +29,7 @@ def test_every_public_name_is_there(name):
     assert name in dir(data)
 
 
-@pytest.mark.parametrize("name", ["digits", "gaussian"])
+@pytest.mark.parametrize("name", ["digits", "digits16", "gaussian"])
 def test_table_tells_what_load_gives(name):
     entry, loaded = data.describe(name), data.load(name)
     assert loaded.train_images.shape == (entry.train_size, *entry.shape)
@@ -70,6 +70,13 @@ def test_digits_are_scikit_learns_split_once_and_for_all():
             test.append(position)
     assert np.array_equal(labels[-len(test) :], bundled.target[test])
     assert np.array_equal(found[-len(test) :], bundled.data[test])
+
+
+def test_large_digits_are_the_same_digits():
+    small, large = data.load("digits"), data.load("digits16")
+    assert torch.equal(large.test_labels, small.test_labels)
+    for corner in (large.train_images[..., i::2, j::2] for i in (0, 1) for j in (0, 1)):
+        assert torch.equal(corner, small.train_images)
 
 
 def test_gaussian_is_standard_normal_and_always_the_same():

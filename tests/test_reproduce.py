@@ -88,6 +88,18 @@ def test_a_part_of_the_paper_is_a_part_of_its_trials() -> None:
     assert [trial.seed for trial in part] == [0, 0, 0, 1, 1, 1], "every cell once before any cell twice"
 
 
+def test_a_smaller_batch_takes_a_smaller_rate() -> None:
+    """The best rate is proportional to the batch size (section 3): 2^-5 at 64 is 2^-6 at 32."""
+    (trial,) = trials("table1", Order(PRESETS["demo"], methods=("divide-sqrt2",), at=(100,)))
+    assert (trial.batch_size, trial.lr, trial.data) == (32, 2.0**-6, "digits16")
+    assert (trial.schedule, trial.l2, trial.dampening) == ("cifar", 5e-4, 0.9), "all else is the paper's"
+
+
+def test_methods_of_the_demo_share_their_data_at_each_depth() -> None:
+    for depth, data in ((16, "digits"), (100, "digits16"), (1000, "digits")):
+        assert {trial.data for trial in trials("table1", Order(PRESETS["demo"], at=(depth,)))} == {data}
+
+
 def test_names() -> None:
     assert [recipe.name for recipe in find_recipes(["figure3", "table1", "figure3"])] == ["figure3", "table1"]
     assert len(find_recipes(["all"])) == 14

@@ -106,7 +106,11 @@ def test_a_chain_shows_values_that_are_not_finite() -> None:
     from skipinit.training.bfloat16 import RoundedWeights
     from skipinit.training.chain import chain_blocks
 
-    model = build(ModelConfig("wrn16_2", "skipinit", alpha=1.0), seed=1).cuda().to(memory_format=torch.channels_last)
+    model = (
+        build(ModelConfig("wrn16_2", "skipinit", alpha=1.0), seed=1)
+        .cuda()
+        .to(memory_format=torch.channels_last)
+    )
     RoundedWeights(model, chain_blocks(model.blocks)).refresh()
     with torch.autocast("cuda", torch.bfloat16):
         out = model(torch.full((2, 3, 32, 32), torch.nan, device="cuda"))

@@ -79,16 +79,6 @@ def _summary(measured: ResultTable) -> str:
     lines = [
         f"Here: {measured.conditions}. Paper: CIFAR-10, width 2, 200 epochs, best of 13 rates.",
         f"{agreeing} of {len(rows)} cells agree with the paper on who trains and who fails.",
-        *(
-            f"✗ {row.method}, depth {row.at}: {row.comparison.words}{_why(row)}."
-            for row in measured.differing
-        ),
+        *(f"✗ {row.method}, depth {row.at}: {row.comparison.words}." for row in measured.differing),
     ]
     return "\n".join(lines)
-
-
-def _why(row: Row) -> str:
-    """The one difference that small images explain: on CIFAR-10 the last feature maps are 8 × 8."""
-    if row.at == 100 and "√2" in row.method:
-        return " (at 8 × 8 pixels zero padding starves the branches, and the signal dies on its way)"
-    return ""

@@ -39,6 +39,7 @@ DATA_SETS: dict[str, DataSet] = {
     for entry in (
         # A crop of 8×8 digits shifts by one pixel at most, and a mirrored digit is another shape.
         DataSet("digits", 10, (1, 8, 8), 1442, 355, 1, False, "bundled with scikit-learn"),
+        DataSet("digits16", 10, (1, 16, 16), 1442, 355, 2, False, "digits, each pixel as a square of four"),
         DataSet("cifar10", 10, (3, 32, 32), 50_000, 10_000, 4, True, _CIFAR_PAGE),
         DataSet("cifar100", 100, (3, 32, 32), 50_000, 10_000, 4, True, _CIFAR_PAGE),
         DataSet("gaussian", 10, (3, 32, 32), 4096, 1024, 0, False, "drawn: N(0, 1) values, random labels"),

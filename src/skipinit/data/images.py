@@ -11,12 +11,13 @@ from torch import Tensor
 from ..errors import ConfigError
 from .catalog import describe
 from .cifar import CIFAR10, CIFAR100, read_cifar
-from .digits import read_digits
+from .digits import read_digits, read_large_digits
 from .gaussian import draw_gaussian
 from .labelled import Labelled
 
 _READERS: dict[str, Callable[[], tuple[Labelled, Labelled]]] = {
     "digits": read_digits,
+    "digits16": read_large_digits,
     "cifar10": lambda: read_cifar(CIFAR10),
     "cifar100": lambda: read_cifar(CIFAR100),
     "gaussian": draw_gaussian,

@@ -164,7 +164,11 @@ def _ghost_batch(exhibit: Exhibit, method: Method) -> int | None:
 
 def _plan(exhibit: Exhibit, method: Method, at: int, effort: Effort, order: Order) -> CellPlan:
     preset = order.preset
-    best, data = _expected_rate(exhibit, method.name, at), preset.data or exhibit.data
+    data = effort.data or preset.data or exhibit.data
+    published_batch = exhibit.batch_size or at
+    batch_size = effort.batch_size or published_batch
+    # In the small-batch limit the best rate is proportional to the batch size (section 3).
+    best = _expected_rate(exhibit, method.name, at) + round(math.log2(batch_size / published_batch))
     model = replace(
         method.model(_network(exhibit, at, preset.width)),
         in_channels=describe(data).shape[0],
@@ -174,7 +178,7 @@ def _plan(exhibit: Exhibit, method: Method, at: int, effort: Effort, order: Orde
         model,
         data,
         lr=2.0**best,
-        batch_size=at if exhibit.axis == "batch_size" else exhibit.batch_size,
+        batch_size=batch_size,
         epochs=effort.epochs or exhibit.epochs,
         l2=None if method.l2 else 0.0,
         dampening=DAMPENING,

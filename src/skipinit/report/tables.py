@@ -74,7 +74,7 @@ def make_table(exhibit: Exhibit, measured: MeasuredSet) -> ResultTable | None:
         for method in methods
         if (rows := tuple(_rows(exhibit, method, mine, measured.preset.decides)))
     )
-    return ResultTable(exhibit, measured.label, conditions(list(mine.values())), groups)
+    return ResultTable(exhibit, measured.label, conditions(exhibit, list(mine.values())), groups)
 
 
 def _rows(exhibit: Exhibit, method: str, mine: dict[Address, MeasuredCell], decides: bool) -> Iterator[Row]:
@@ -99,10 +99,11 @@ def _rows(exhibit: Exhibit, method: str, mine: dict[Address, MeasuredCell], deci
         )
 
 
-def conditions(cells: list[MeasuredCell]) -> str:
+def conditions(exhibit: Exhibit, cells: list[MeasuredCell]) -> str:
     """What the cells were trained on and for how long."""
     configs = [cell.config for cell in cells]
     epochs = sorted({config.epochs for config in configs})
+    batches = sorted({config.batch_size for config in configs})
     networks = sorted(
         {config.model.name.partition("_")[2] for config in configs if "wrn" in config.model.name}
     )
@@ -110,6 +111,7 @@ def conditions(cells: list[MeasuredCell]) -> str:
         f"data {', '.join(sorted({config.data for config in configs}))}",
         f"width {', '.join(networks)}" if networks else "",
         f"{_listed(epochs)} epoch{'s' * (epochs != [1])}",
+        "" if exhibit.axis == "batch_size" else f"batch {_listed(batches)}",
         ", ".join(sorted({config.precision for config in configs})),
         "" if all(config.augment for config in configs) else "no augmentation",
     ]

@@ -28,7 +28,9 @@ class Defaults:
 _DIGITS = Defaults(10, 64, 5e-4, "cifar", lr_normalized=0.05, lr_unnormalized=0.025, augment=False)
 _CIFAR = Defaults(200, 64, 5e-4, "cifar", lr_normalized=0.05, lr_unnormalized=0.025)
 _IMAGENET = Defaults(90, 256, 1e-4, "imagenet", lr_normalized=0.1, lr_unnormalized=0.1)
-_BY_DATA = {"digits": _DIGITS, "gaussian": _DIGITS, "cifar10": _CIFAR, "cifar100": _CIFAR}
+_BY_DATA = {
+    "digits": _DIGITS, "digits16": _DIGITS, "gaussian": _DIGITS, "cifar10": _CIFAR, "cifar100": _CIFAR,
+}  # fmt: skip
 
 
 def make_train_config(model: ModelConfig, data: str, **given: Any) -> TrainConfig:
