@@ -132,7 +132,7 @@ def test_onnx_gives_the_same_logits(cli: Cli, trained: Path, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (("--data", "digit"), "data set 'digit' is not known; did you mean digits?"),
+        (("--data", "digit"), "data set 'digit' is not known; did you mean digits or digits16?"),
         (("--model", "wrn17_2"), "wrn17_2: depth 17 is not 6m + 4; the nearest are wrn16_2 and wrn22_2"),
         (("--scheme", "skipnit"), "scheme 'skipnit' is not known; did you mean skipinit"),
         (("--device", "gpu"), "device 'gpu' is not known; it is auto, cpu, cuda or cuda:N"),
