@@ -18,6 +18,8 @@ from convert_models import CifarResNet, Lines, Odd, ResNet18, with_statistics
 from probe_models import ConvNeXt, PostActivationResNet, PreActivationResNet, ViT
 from skipinit.converting.convert import convert
 from skipinit.converting.layers import ChannelAffine
+from skipinit.errors import ConfigError
+from skipinit.nets.create import create_model
 from skipinit.nets.l2 import l2_parameters
 from skipinit.probing.measure import probe
 
@@ -409,3 +411,11 @@ def test_a_step_moves_the_scalars_first():
     F.cross_entropy(converted(IMAGES), torch.tensor([0, 1, 2, 3])).backward()
     assert all(p.grad.abs() > 0 for p in scalars(converted).values())
     assert not converted.blocks[0].conv1.weight.grad.any()
+
+
+def test_a_converted_network_of_ours_is_not_saved_under_its_old_config(tmp_path):
+    """It would be written well and never load again."""
+    converted = convert(create_model("wrn10_1", num_classes=10, in_channels=1), batch=(2, 1, 8, 8))
+    with pytest.raises(ConfigError, match=r"was changed.* save its state_dict with torch\.save"):
+        converted.save_pretrained(tmp_path / "saved")
+    assert not (tmp_path / "saved").exists()

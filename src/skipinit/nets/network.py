@@ -31,6 +31,7 @@ class ResidualNet(nn.Module):
         self.stem = chain(stem)
         self.blocks = nn.Sequential(*blocks)
         self.head = chain(head)
+        self._described = frozenset(self.state_dict())
 
     @property
     def num_blocks(self) -> int:
@@ -49,4 +50,9 @@ class ResidualNet(nn.Module):
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write weights and config into the folder, for `skipinit.from_pretrained`."""
+        if changed := sorted(self._described ^ self.state_dict().keys()):
+            raise ConfigError(
+                f"this network was changed, so its config no longer describes it ({changed[0]} among "
+                f"{len(changed)} tensors that came or went); save its state_dict with torch.save"
+            )
         save(self, self.config, Path(folder))
