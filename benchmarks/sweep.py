@@ -169,6 +169,11 @@ def show(content: dict[str, Any]) -> None:
         console.print(f"left out: {what}", markup=False)
 
 
+def keep(content: dict[str, Any], path: Path | None) -> None:
+    if path:
+        path.write_text(json.dumps(content, indent=1) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -203,8 +208,8 @@ def main() -> None:
                 print(f"{time.monotonic() - began:6.1f} s  {json.dumps(row)}", file=sys.stderr, flush=True)
         except Exception as error:  # a part that fails must not cost the others
             content["left_out"].append(f"{what}: {type(error).__name__}: {error}")
-        if arguments.json:
-            arguments.json.write_text(json.dumps(content, indent=1) + "\n")
+        keep(content, arguments.json)
+    keep(content, arguments.json)
     show(content)
 
 
