@@ -86,8 +86,8 @@ def test_a_chain_of_blocks_errs_no_more_than_autocast(name: str, scheme: str, al
     gradient = torch.randn(64, 10, device="cuda")
     with torch.autocast("cuda", torch.bfloat16):
         found, autocast = ours(images), theirs(images)
-        with torch.no_grad():
-            assert torch.equal(ours(images), found)
+        with torch.no_grad():  # another compilation, another rounding at most
+            assert _error(ours(images), found) < 3e-3
     found.float().backward(gradient)
     autocast.float().backward(gradient)
     out = exact(images.double())
