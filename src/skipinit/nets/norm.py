@@ -56,19 +56,24 @@ class GhostBatchNorm2d(nn.BatchNorm2d):
         values = batch // ghosts * x[0, 0].numel()
         if values == 1:
             raise ConfigError("batch norm of one value per channel is always 0; use a larger batch or image")
-        # Ghosts become channels: one batch norm of ghosts x channels, and for one ghost no copy at all.
-        folded = x.view(ghosts, batch // ghosts, *x.shape[1:]).transpose(0, 1).flatten(1, 2)
-        statistics = torch.zeros(2, folded.shape[1], device=x.device, dtype=self.weight.dtype)
+        statistics = torch.zeros(2, ghosts * self.num_features, device=x.device, dtype=self.weight.dtype)
         mean, unbiased = statistics.unbind()
         # momentum 1 leaves the statistics of this very batch in `mean` and `unbiased`.
-        out = F.batch_norm(
-            folded, mean, unbiased, self.weight.repeat(ghosts), self.bias.repeat(ghosts),
-            training=True, momentum=1.0, eps=self.eps,
-        )  # fmt: skip
+        folded, weight, bias = self._fold(x, ghosts)
+        out = F.batch_norm(folded, mean, unbiased, weight, bias, training=True, momentum=1.0, eps=self.eps)
         if self.training:
             with torch.no_grad():
                 self._average(mean.view(ghosts, -1), unbiased.view(ghosts, -1) * ((values - 1) / values))
+        if ghosts == 1:
+            return out
         return out.view(batch // ghosts, ghosts, *x.shape[1:]).transpose(0, 1).flatten(0, 1)
+
+    def _fold(self, x: Tensor, ghosts: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Ghosts become channels, so that one batch norm of ghosts x channels normalizes them all."""
+        if ghosts == 1:
+            return x, self.weight, self.bias
+        folded = x.view(ghosts, x.shape[0] // ghosts, *x.shape[1:]).transpose(0, 1).flatten(1, 2)
+        return folded, self.weight.repeat(ghosts), self.bias.repeat(ghosts)
 
     def _count_ghosts(self, batch: int) -> int:
         if self.ghost_batch is None or not self.training:  # a test batch is one group, whatever its size
