@@ -14,6 +14,7 @@ import torch
 
 from skipinit.cli import main
 from skipinit.config import ModelConfig, TrainConfig
+from skipinit.data.catalog import DATA_SETS
 from skipinit.errors import ConfigError
 from skipinit.nets.create import build
 from skipinit.nets.describe import describe
@@ -26,7 +27,6 @@ from skipinit.sweeping.pace import Pace, estimate_epoch
 from skipinit.sweeping.packs import choose_size
 from skipinit.sweeping.speed import Speed
 from skipinit.sweeping.workload import count_work
-from skipinit.training.data import DeviceData, FolderData
 from skipinit.training.run import Run
 from skipinit.training.stop import Stop
 from skipinit.training.world import World
@@ -121,10 +121,11 @@ def test_the_micro_batch_is_that_of_a_run(scheme: str, ghost_batch: int | None, 
     class Source:
         steps_per_epoch = 1
 
-    run = Run(config, Source(), World(torch.device("cpu")), DeviceData.micro_batch)  # type: ignore[arg-type]
+    limit = DATA_SETS["cifar10"].micro_batch
+    run = Run(config, Source(), World(torch.device("cpu")), limit)  # type: ignore[arg-type]
     assert examples_at_once(config) == run.micro_batch
     photographs = TrainConfig(ModelConfig("resnet50_v2", "skipinit"), "imagenet", 0.1, 256, 90)
-    assert examples_at_once(photographs) == FolderData.micro_batch
+    assert examples_at_once(photographs) == DATA_SETS["imagenet"].micro_batch == 128
 
 
 def test_time_grows_as_the_work_does() -> None:

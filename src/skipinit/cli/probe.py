@@ -126,11 +126,15 @@ def probe(
 
 def _figure(name: str, seed: int, device: str, networks: int | None, plot: Path | None) -> MeasuredFigure:
     from ..probing.figures import FIGURES, measure_figure
+    from ..training.progress import steps_bar
 
     found = next((figure for figure in FIGURES if figure == name), None)
     if found is None:
         raise unknown_name("figure", name, FIGURES)
-    figure = measure_figure(found, seed, device, networks or FIGURES[found].networks)
+    count = networks or FIGURES[found].networks
+    with steps_bar(count, shown=count > 1) as bar:
+        bar.update(0, "networks")
+        figure = measure_figure(found, seed, device, count, after_each=lambda: bar.advance(1))
     for path in figure.save(plot or Path(name)):
         print(f"wrote {path}", file=sys.stderr)
     return figure

@@ -31,6 +31,11 @@ class DataSet:
     in_memory: bool = True
     """Whether it lives on the device as one tensor (`load`) or as files (`open_folder`)."""
 
+    @property
+    def micro_batch(self) -> int:
+        """Examples at once, at most: larger batches only cost memory."""
+        return 1024 if self.in_memory else 128
+
 
 _CIFAR_PAGE = "https://www.cs.toronto.edu/~kriz/cifar.html, fetched on first use"
 

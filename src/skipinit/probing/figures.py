@@ -178,25 +178,31 @@ class MeasuredFigure:
         return Series(quantity.label, quantity.color, measured, predicted, quantity.formula, band)
 
 
-def measure_figure(name: FigureName, seed: int = 0, device: str = "cpu", networks: int = 1) -> MeasuredFigure:
+def measure_figure(
+    name: FigureName,
+    seed: int = 0,
+    device: str = "cpu",
+    networks: int = 1,
+    after_each: Callable[[], object] = lambda: None,
+) -> MeasuredFigure:
     """Build the figure's network, feed it the paper's input, probe it; again for every further network."""
     plan, reports = FIGURES[name], []
+    draw_batch, inputs = _inputs(name, plan.batch)
     with torch.random.fork_rng(devices=[]):
         # One stream for all: an input drawn from the same seed as the weights would equal them.
         torch.default_generator.manual_seed(seed)
         for _ in range(networks):
             model = create_model(plan.network, blocks=plan.blocks)
-            if name == "figure2c":
-                batch, inputs = _images(plan.batch)
-            else:
-                batch, inputs = torch.randn(plan.batch, 100), "Gaussian vectors"
-            reports.append(probe(model.to(device), batch.to(device)))
+            reports.append(probe(model.to(device), draw_batch().to(device)))
+            after_each()
     return MeasuredFigure(name, tuple(reports), inputs)
 
 
-def _images(count: int) -> tuple[Tensor, str]:
-    """Training images of CIFAR-10 where it is there; else Gaussian ones, and their name says so."""
+def _inputs(name: FigureName, count: int) -> tuple[Callable[[], Tensor], str]:
+    """What draws a batch, and its name: CIFAR-10 where it is there, else Gaussian images."""
+    if name != "figure2c":
+        return lambda: torch.randn(count, 100), "Gaussian vectors"
     if find(*(name for form in CIFAR10.forms for name in (form.folder, form.archive))) is None:
-        return torch.randn(count, 3, 32, 32), "Gaussian images (CIFAR-10 not found)"
+        return lambda: torch.randn(count, 3, 32, 32), "Gaussian images (CIFAR-10 not found)"
     images = load("cifar10").train_images
-    return standardize(images[torch.randperm(len(images))[:count]]), "CIFAR-10 images"
+    return lambda: standardize(images[torch.randperm(len(images))[:count]]), "CIFAR-10 images"

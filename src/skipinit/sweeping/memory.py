@@ -10,9 +10,6 @@ from ..nets.architectures import find_architecture
 from ..nets.schemes import resolve
 from .workload import count_work
 
-_BATCH_IN_MEMORY, _BATCH_OF_FILES = 1024, 128
-"""Examples whose activations a run holds at once, at most."""
-
 
 def pack_memory(configs: Sequence[TrainConfig], on_gpu: bool) -> int:
     """Bytes of all runs of a pack; on the CPU, where they step in turn, only one keeps activations."""
@@ -30,7 +27,7 @@ def kept_bytes(config: TrainConfig) -> int:
 def examples_at_once(config: TrainConfig) -> int:
     """The micro-batch: whole ghosts, or everything where statistics are of the whole batch."""
     design = resolve(config.model, find_architecture(config.model.name))
-    limit = _BATCH_IN_MEMORY if describe(config.data).in_memory else _BATCH_OF_FILES
+    limit = describe(config.data).micro_batch
     normalized = design.branch_norm or design.final_norm
     unit = (design.ghost_batch or config.batch_size) if normalized else 1
     return min(max(limit // unit, 1) * unit, config.batch_size)

@@ -19,11 +19,10 @@ class DeviceData:
     """Images that live on the device."""
 
     on_device = True
-    micro_batch = 1024
-    """Examples at once, at most: larger batches only cost memory."""
 
     def __init__(self, name: str, device: torch.device) -> None:
         self.entry = describe(name)
+        self.micro_batch = self.entry.micro_batch
         self.images = load(name, device)
         self.train_size, self.test_size = len(self.images.train_labels), len(self.images.test_labels)
 
@@ -44,10 +43,10 @@ class FolderData:
     """Photographs in folders."""
 
     on_device = False
-    micro_batch = 128
 
     def __init__(self, name: str) -> None:
         self.folder = open_folder(name)
+        self.micro_batch = describe(name).micro_batch
         self.train_size, self.test_size = len(self.folder.train), len(self.folder.test)
 
     def source(self, config: TrainConfig, world: World) -> FolderSource:
