@@ -182,6 +182,8 @@ class Run:
 
 def _share_gradients(model: nn.Module) -> nn.Module:
     """The network, averaging its gradients over all processes; running averages are joined elsewhere."""
+    # Of 1x1 kernels, whose strides say nothing: each process would print five lines about them.
+    warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides", UserWarning)
     with warnings.catch_warnings():
         # Newer torch has another name for it, which 2.11 does not know.
         warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
