@@ -144,6 +144,8 @@ def test_onnx_gives_the_same_logits(cli: Cli, trained: Path, tmp_path: Path) -> 
         (("--micro-batch", -3), "micro_batch -3 is not allowed; it must be 1 or more"),
         (("--epochs", 0), "epochs 0 is not allowed; it must be 1 or more"),
         (("--lr", -1), "lr -1.0 is not allowed; it must be a positive number"),
+        (("--lr", "fast"), "lr 'fast' is not allowed; it must be a number, such as 0.25 or 2^-2"),
+        (("--lr", "2^5000"), "lr '2^5000' is not allowed; it must be a number, such as 0.25 or 2^-2"),
         (("--lr", "nan"), "lr nan is not allowed; it must be a positive number"),
         (("--dampening", 1), "dampening 1.0 is not allowed; it must be in [0, 1)"),
         (("--seed", -1), "seed -1 is not allowed; it must be 0 or more"),
@@ -163,7 +165,7 @@ def test_a_mistake_is_one_line_and_leaves_nothing(
 
 
 @pytest.mark.parametrize(
-    "arguments", [("--precision", "float16"), ("--lr", "fast"), ("--colour", "red"), ("--epochs", "1.5")]
+    "arguments", [("--precision", "float16"), ("--colour", "red"), ("--epochs", "1.5")]
 )
 def test_what_does_not_parse_is_refused_without_a_traceback(
     cli: Cli, tmp_path: Path, arguments: tuple[str, ...]
@@ -209,6 +211,11 @@ def test_help_explains_every_flag_without_importing_torch() -> None:
             [] if lines[place + 1].startswith("--") else lines[place + 1].split()
         )
         assert len(words) >= 2, f"--{flag} is not explained"
+
+
+def test_a_rate_may_be_written_as_in_the_paper(cli: Cli, tmp_path: Path) -> None:
+    assert cli("train", *_SMALL, "--scheme", "skipinit", "--lr", "2^-3", "--out", tmp_path / "run")[0] == 0
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["config"]["lr"] == 0.125
 
 
 def test_tensorboard_has_a_curve_for_every_number(cli: Cli, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import tyro
 
 from ..config import ModelConfig
 from ..errors import ConfigError
+from ..sweeping.axis import number_of
 
 
 def given(metavar: str) -> Any:
@@ -71,6 +72,14 @@ def _number_or_text(text: str | None) -> float | str | None:
         return float(text)
     except ValueError:
         return text
+
+
+def rate_of(text: str) -> float:
+    """A learning rate as the paper writes them, 2^-2, or as a decimal number."""
+    try:
+        return float(number_of(text))
+    except (ValueError, OverflowError):
+        raise ConfigError(f"lr {text!r} is not allowed; it must be a number, such as 0.25 or 2^-2") from None
 
 
 def seconds_of(text: str) -> float:

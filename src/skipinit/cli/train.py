@@ -15,7 +15,7 @@ from ..config import CropPadding, Precision, Schedule, identity
 from ..data.catalog import describe
 from ..training.defaults import make_train_config
 from ..training.records import TrainResult
-from .flags import Json, NetworkFlags, given
+from .flags import Json, NetworkFlags, given, rate_of
 
 
 def train(
@@ -23,7 +23,7 @@ def train(
     data: str,
     out: Annotated[Path | None, given("DIR")] = None,
     network: Annotated[NetworkFlags, tyro.conf.arg(name="")] = NetworkFlags(),
-    lr: Annotated[float | None, given("NUMBER")] = None,
+    lr: Annotated[str | None, given("NUMBER")] = None,
     batch_size: Annotated[int | None, given("INT")] = None,
     epochs: Annotated[int | None, given("INT")] = None,
     seed: int = 0,
@@ -50,7 +50,7 @@ def train(
         data: digits, cifar10, cifar100, imagenet, gaussian, or a folder with train/ and val/ inside.
         out: Folder of the run; runs/MODEL-SCHEME-DATA-IDENTITY if not given.
         network: The network's scheme and options.
-        lr: Learning rate.
+        lr: Learning rate: 0.25, or 2^-2.
         batch_size: Examples per update, over all processes.
         epochs: Passes over the training set; the schedule scales with it.
         seed: Of weights, data order, augmentation and dropout.
@@ -72,7 +72,7 @@ def train(
     config = make_train_config(
         network.config(model, in_channels=entry.shape[0], num_classes=entry.num_classes),
         data,
-        lr=lr,
+        lr=None if lr is None else rate_of(lr),
         batch_size=batch_size,
         epochs=epochs,
         seed=seed,

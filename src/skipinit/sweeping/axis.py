@@ -94,7 +94,7 @@ def _read(kind: Any, value: object) -> object:
 
 
 def _read_number(kind: type[int] | type[float], value: object) -> int | float:
-    number = _number(value) if isinstance(value, str) else value
+    number = number_of(value) if isinstance(value, str) else value
     if isinstance(number, int) and not isinstance(number, bool):
         return kind(number)
     if isinstance(number, float) and kind is float and math.isfinite(number):
@@ -102,8 +102,8 @@ def _read_number(kind: type[int] | type[float], value: object) -> int | float:
     raise ValueError(value)
 
 
-def _number(text: str) -> int | float:
-    """A decimal number, or 2^n."""
+def number_of(text: str) -> int | float:
+    """A decimal number, or 2^n; ValueError where it is neither."""
     if power := re.fullmatch(r"2\^(-?\d{1,4})", text):
         exponent = int(power[1])
         return 2**exponent if exponent >= 0 else math.ldexp(1.0, exponent)
