@@ -10,11 +10,11 @@ temporary folder.
 from __future__ import annotations
 
 import json
-import platform
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -24,6 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from skipinit.data import RandomCrop, epoch_plan, folder_batches, open_folder
+from skipinit.provenance import Provenance
 
 
 @dataclass(frozen=True)
@@ -108,10 +109,12 @@ def main() -> None:
         table.add_row(*map(str, row.values()))
     Console().print(table)
     if options.json:
-        machine = {"cpu": platform.processor() or platform.machine(), "torch": torch.__version__}
-        options.json.write_text(
-            json.dumps({"machine": machine, "resize": options.resize, "results": results}, indent=2)
-        )
+        content = {
+            "command": " ".join(["python benchmarks/imagenet_pipeline.py", *sys.argv[1:]]),
+            "ran_on": asdict(Provenance.here("cpu")),
+            "rows": results,
+        }
+        options.json.write_text(json.dumps(content, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -164,9 +164,7 @@ def test_a_mistake_is_one_line_and_leaves_nothing(
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
-    "arguments", [("--precision", "float16"), ("--colour", "red"), ("--epochs", "1.5")]
-)
+@pytest.mark.parametrize("arguments", [("--precision", "float16"), ("--colour", "red"), ("--epochs", "1.5")])
 def test_what_does_not_parse_is_refused_without_a_traceback(
     cli: Cli, tmp_path: Path, arguments: tuple[str, ...]
 ) -> None:

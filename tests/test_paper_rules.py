@@ -9,8 +9,9 @@ import pytest
 from paper_worlds import outcome
 from skipinit.paper.claims.claim import Rule
 from skipinit.paper.claims.laws import follows, proportional
-from skipinit.paper.claims.points import Span, fails, leads, similar_rates
+from skipinit.paper.claims.points import Span, fails, leads, similar_rates, trains
 from skipinit.paper.claims.series import (
+    constant_rate,
     far_from_unstable,
     flat_then_falling,
     larger_stable_rate,
@@ -68,6 +69,24 @@ def test_failure_needs_several_rates() -> None:
     for tried, expected in (((1.0, 2.0), "not measured yet"), ((0.5, 1.0, 2.0), "holds")):
         failed = Outcome("test_accuracy", None, tried=tried)
         assert state(rule, ("skipinit alpha=1", {100: failed})) == expected
+
+
+def test_one_failure_does_not_refute_that_a_network_trains() -> None:
+    """The paper tunes the rate: a network that fails at one of them may train at another."""
+    rule = trains("table1", "skipinit", (100,))
+    for tried, expected in (((1.0,), "not measured yet"), ((0.25, 0.5, 1.0), "does not hold")):
+        failed = Outcome("test_accuracy", None, tried=tried)
+        assert state(rule, ("skipinit", {100: failed})) == expected
+
+
+def test_what_was_trained_briefly_says_who_trains_and_not_how_well() -> None:
+    brief = {
+        at: dataclasses.replace(outcome("table1", 50.0), reservation="after 1 epoch only") for at in (16, 100)
+    }
+    cells = ("batchnorm", brief), ("skipinit", brief)
+    assert state(trains("table1", "skipinit", (16, 100)), *cells) == "holds"
+    assert state(leads("table1", "batchnorm", "skipinit", (16,)), *cells) == "not measured yet"
+    assert state(constant_rate("table1", "batchnorm", (16, 100)), *cells) == "not measured yet"
 
 
 def test_a_best_rate_at_the_end_of_its_grid_is_not_known() -> None:

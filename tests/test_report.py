@@ -137,6 +137,19 @@ def test_a_reduced_number_never_passes_for_the_papers() -> None:
     assert values == {"paper": {93.0}, "reduced": {50.0}}
 
 
+def test_who_trains_may_be_seen_under_several_presets_how_well_may_not() -> None:
+    """Depth 16 in full, the others in brief: numbers of one are no match for numbers of the other."""
+    shallow = (each for each in trials("paper", names=("table1",)) if each.config.model.name == "wrn16_2")
+    deep = (each for each in trials("reduced", names=("table1",)) if each.config.model.name != "wrn16_2")
+    both = make_collection(shallow, deep)
+    ((label, found),) = both.verdicts(CLAIMS["batchnorm-trains-at-any-depth"])
+    assert (label, found.state) == ("reduced", "holds")
+    assert "depth 16 (under paper)" in found.evidence
+    assert "depth 1000 (after 1 epoch only)" in found.evidence
+    assert not both.verdicts(CLAIMS["skipinit-slightly-below-batchnorm"])
+    assert not both.verdicts(CLAIMS["skipinit-rate-hardly-depends-on-depth"])
+
+
 def test_precisions_are_kept_apart() -> None:
     both = make_collection(
         trials("paper", lambda _: (93.0, 0.1), names=("table1",)),

@@ -95,6 +95,13 @@ def test_a_smaller_batch_takes_a_smaller_rate() -> None:
     assert (trial.schedule, trial.l2, trial.dampening) == ("cifar", 5e-4, 0.9), "all else is the paper's"
 
 
+def test_what_failed_in_the_paper_is_tried_at_enough_rates_to_decide() -> None:
+    for preset in ("quick", "reduced"):
+        for method in ("skipinit alpha=1", "divide-sqrt2"):
+            tried = trials("table1", Order(PRESETS[preset], methods=(method,), at=(1000,)))
+            assert {trial.lr for trial in tried} == {2.0**-8, 2.0**-5, 2.0**-2}
+
+
 def test_methods_of_the_demo_share_their_data_at_each_depth() -> None:
     for depth, data in ((16, "digits"), (100, "digits16"), (1000, "digits")):
         assert {trial.data for trial in trials("table1", Order(PRESETS["demo"], at=(depth,)))} == {data}

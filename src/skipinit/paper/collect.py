@@ -39,11 +39,14 @@ class MeasuredCell:
     """Of its trials, at the rate expected to be best."""
     result: CellResult
     seconds: float
+    brief: bool
+    """Whether its epochs can only tell who trains and who fails."""
 
     @property
     def outcome(self) -> Outcome | None:
         """None where it has no result yet."""
-        return Outcome.of_cell(self.result.summary, self.result.unfinished)
+        reservation = f"after {_count(self.config.epochs, 'epoch')} only" if self.brief else ""
+        return Outcome.of_cell(self.result.summary, self.result.unfinished, reservation)
 
     @property
     def runs(self) -> str:
@@ -99,10 +102,25 @@ class Collection:
 
     @cached_property
     def worlds(self) -> Mapping[str, Measurements]:
-        """What decides claims, the most faithful last."""
+        """What decides claims, the most faithful last.
+
+        On the paper's data, a cell that a preset lacks is taken from a more faithful one; how well it does
+        there is not compared with numbers of this preset, but it says who trains and who fails.
+        """
         rows = {name: probed.rows for name, probed in self.probes.items()}
-        deciding = {each.label: each.measurements for each in self.sets if each.preset.decides}
-        return {"at initialization": Measurements(rows=rows), **deciding}
+        deciding: dict[str, Measurements] = {}
+        faithful: dict[Address, Outcome] = {}
+        for each in reversed(self.sets):
+            if not each.preset.decides:
+                continue
+            own = each.measurements.cells
+            on_papers_data = each.preset.data is None
+            deciding[each.label] = Measurements({**(faithful if on_papers_data else {}), **own})
+            if on_papers_data:
+                under = f"under {each.label}"
+                told = {at: replace(cell, reservation=cell.reservation or under) for at, cell in own.items()}
+                faithful = {**told, **faithful}
+        return {"at initialization": Measurements(rows=rows), **dict(reversed(deciding.items()))}
 
     def verdicts(self, claim: Claim) -> list[tuple[str, Verdict]]:
         """What each set of measurements says of a claim, the most faithful last; silent sets are left out."""
@@ -158,7 +176,7 @@ def _measure(plan: CellPlan, trials: Sequence[Trial]) -> MeasuredCell:
         for cell in cells(trials, Trim(exhibit.best, exhibit.of))
         if cell.summary.metric == exhibit.metric
     ]
-    return MeasuredCell(plan.config, of_metric[0], sum(trial.seconds for trial in trials))
+    return MeasuredCell(plan.config, of_metric[0], sum(trial.seconds for trial in trials), plan.brief)
 
 
 def _read_trials(places: Iterable[Path]) -> list[Trial]:

@@ -45,6 +45,8 @@ class Outcome:
     tried: tuple[float, ...] = ()
     trained: tuple[float, ...] = ()
     """Of the rates tried, those that left chance behind."""
+    reservation: str = ""
+    """Why it only says who trains and who fails, not how well or at which rate best; empty where it does."""
 
     @property
     def failed(self) -> bool:
@@ -66,19 +68,20 @@ class Outcome:
         return f"{self.value:.{digits}f}{spread}"
 
     @classmethod
-    def of_cell(cls, cell: Cell, unfinished: int = 0) -> Outcome | None:
+    def of_cell(cls, cell: Cell, unfinished: int = 0, reservation: str = "") -> Outcome | None:
         """The outcome of a sweep's cell; None where it has none yet, `unfinished` trials being still to come.
 
         While trials are unfinished, a cell that is at chance so far has not failed.
         """
         tried = tuple(rate.lr for rate in cell.rates)
         if cell.best is None:
-            return cls(cell.metric, None, tried=tried) if cell.failed and not unfinished else None
+            failed = cell.failed and not unfinished
+            return cls(cell.metric, None, tried=tried, reservation=reservation) if failed else None
         assert cell.lr_low is not None, "a best rate has an error bar"
         assert cell.lr_high is not None, "a best rate has an error bar"
         rate = BestRate(cell.best.lr, cell.lr_low, cell.lr_high, cell.edge is not None)
         trained = tuple(rate.lr for rate in cell.rates if not rate.at_chance)
-        return cls(cell.metric, cell.best.mean, cell.best.std, rate, tried, trained)
+        return cls(cell.metric, cell.best.mean, cell.best.std, rate, tried, trained, reservation)
 
 
 Row = Mapping[str, float | None]

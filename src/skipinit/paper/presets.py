@@ -17,6 +17,9 @@ PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
 AT_BEST = (0,)
 AROUND_BEST = (-1, 0, 1)
+SPREAD = (-6, -3, 0)
+FEWEST_EPOCHS = 10
+"""From which on numbers are compared: before, networks differ in how fast they start."""
 
 
 @dataclass(frozen=True)
@@ -27,10 +30,17 @@ class Effort:
     """None: the paper's."""
     rates: tuple[int, ...] | None = None
     """Factors of two from where the paper has its best rate; None: the paper's whole grid."""
+    rates_of_failures: tuple[int, ...] | None = None
+    """In place of them where the paper's network failed at every rate: one that fails proves nothing."""
     batch_size: int | None = None
     """In place of the paper's, the rates in proportion to it; None: the paper's."""
     data: str | None = None
     """In place of the preset's."""
+
+    @property
+    def brief(self) -> bool:
+        """Whether it can only tell who trains and who fails, not how well or at which rate best."""
+        return self.epochs is not None and self.epochs < FEWEST_EPOCHS
 
 
 @dataclass(frozen=True)
@@ -108,7 +118,7 @@ _ALL = (
     Preset(
         "quick",
         "minutes on 2 CPU cores: digits, narrow networks, few epochs, rates around the paper's best",
-        depths={16: Effort(10, AROUND_BEST), 100: Effort(8, AROUND_BEST), 1000: Effort(4, AT_BEST)},
+        depths={16: Effort(10, AROUND_BEST), 100: Effort(8, AROUND_BEST), 1000: Effort(4, AT_BEST, SPREAD)},
         batch_sizes={batch: Effort(6, AROUND_BEST) for batch in (4, 16, 64, 256)},
         imagenet={256: Effort(2, AT_BEST)},
         seeds=1,
@@ -119,7 +129,7 @@ _ALL = (
     Preset(
         "reduced",
         "under an hour on one GPU for Tables 1, 3 and 4: the paper's networks and data, one run, few epochs",
-        depths={16: Effort(40, AROUND_BEST), 100: Effort(5, AROUND_BEST), 1000: Effort(1, AT_BEST)},
+        depths={16: Effort(40, AROUND_BEST), 100: Effort(5, AROUND_BEST), 1000: Effort(1, AT_BEST, SPREAD)},
         batch_sizes={batch: Effort(40, AROUND_BEST) for batch in (16, 64, 256, 1024, 4096)},
         imagenet={batch: Effort(10, AT_BEST) for batch in (256, 1024, 4096)},
         seeds=1,

@@ -20,7 +20,7 @@ from ..training.defaults import make_train_config
 from .measured import Address
 from .methods import METHODS, Method
 from .presets import Effort, Preset
-from .published import RATE_GRID, Exhibit, TunedCell, find_exhibit
+from .published import RATE_GRID, Exhibit, FailedCell, TunedCell, find_exhibit
 
 DAMPENING = 0.9
 """The paper's rates are those of damped momentum."""
@@ -109,6 +109,8 @@ class CellPlan:
     config: TrainConfig
     rates: tuple[float, ...]
     seeds: tuple[int, ...]
+    brief: bool
+    """Whether its epochs can only tell who trains and who fails."""
 
     def grid(self) -> Grid:
         """The cell's trials."""
@@ -187,8 +189,10 @@ def _plan(exhibit: Exhibit, method: Method, at: int, effort: Effort, order: Orde
     )
     runs = min(preset.seeds or exhibit.of, order.seeds or exhibit.of)
     seeds = tuple(range(order.first_seed, order.first_seed + runs))
-    rates = _rates(effort, best, order.around_best)
-    return CellPlan(Address(exhibit.name, method.name, at), config, rates, seeds)
+    failed = isinstance(exhibit.cells.get((method.name, at)), FailedCell)
+    offsets = (effort.rates_of_failures if failed else None) or effort.rates
+    rates = _rates(offsets, best, order.around_best)
+    return CellPlan(Address(exhibit.name, method.name, at), config, rates, seeds, effort.brief)
 
 
 def _network(exhibit: Exhibit, at: int, width: int | None) -> str:
@@ -196,9 +200,9 @@ def _network(exhibit: Exhibit, at: int, width: int | None) -> str:
     return name if width is None else re.sub(r"^(wrn\d+)_\d+$", rf"\1_{width}", name)
 
 
-def _rates(effort: Effort, best: int, around_best: bool) -> tuple[float, ...]:
-    if effort.rates is not None:
-        return tuple(2.0 ** (best + offset) for offset in effort.rates)
+def _rates(offsets: tuple[int, ...] | None, best: int, around_best: bool) -> tuple[float, ...]:
+    if offsets is not None:
+        return tuple(2.0 ** (best + offset) for offset in offsets)
     near = tuple(lr for lr in RATE_GRID if 2.0 ** (best - 1) <= lr <= 2.0 ** (best + 1))
     return near if around_best else RATE_GRID
 

@@ -47,14 +47,29 @@ def _axis(exhibit: str) -> str:
     return find_exhibit(exhibit).axis.replace("_", " ")
 
 
+def still_open(outcomes: Mapping[str, Outcome], how_well: bool = True) -> Verdict | None:
+    """What is to be measured before these decide; `how_well` and not only whether they train."""
+    for name, outcome in outcomes.items():
+        if outcome.failed and len(outcome.tried) < FEWEST_RATES:
+            return missing(f"{name} at {FEWEST_RATES} rates or more; {outcome}")
+        if outcome.reservation and how_well:
+            return missing(f"a number of {name} to compare; {outcome} is {outcome.reservation}")
+    return None
+
+
 def _at_each(
-    exhibit: str, methods: tuple[str, ...], at: At, criterion: str, compare: Callable[..., Verdict]
+    exhibit: str,
+    methods: tuple[str, ...],
+    at: At,
+    criterion: str,
+    compare: Callable[..., Verdict],
+    how_well: bool = True,
 ) -> Rule:
     """`compare` gets the outcomes of the methods, in their order, at each point."""
 
     def judge(measurements: Measurements) -> Verdict:
         points = _common(measurements, exhibit, methods, at) if isinstance(at, Span) else at
-        verdicts = [_at(measurements, exhibit, methods, point, compare) for point in points]
+        verdicts = [_at(measurements, exhibit, methods, point, compare, how_well) for point in points]
         if isinstance(at, Span) and len(points) < at.fewest:
             verdicts.append(missing(needs(exhibit, methods, at)))
         return all_of(verdicts)
@@ -75,13 +90,18 @@ def _at(
     methods: tuple[str, ...],
     at: int,
     compare: Callable[..., Verdict],
+    how_well: bool,
 ) -> Verdict:
-    outcomes = [measurements.cells.get(Address(exhibit, method, at)) for method in methods]
-    absent = [method for method, outcome in zip(methods, outcomes, strict=True) if outcome is None]
-    if absent:
-        return missing(needs(exhibit, tuple(absent), (at,)))
-    found = compare(*outcomes)
-    return Verdict(found.state, f"{find_exhibit(exhibit).label}, {_axis(exhibit)} {at}: {found.evidence}")
+    cells = {method: measurements.cells.get(Address(exhibit, method, at)) for method in methods}
+    outcomes = {method: outcome for method, outcome in cells.items() if outcome is not None}
+    if absent := cells.keys() - outcomes.keys():
+        return missing(needs(exhibit, tuple(method for method in methods if method in absent), (at,)))
+    found = still_open(outcomes, how_well) or compare(*outcomes.values())
+    where = f"{find_exhibit(exhibit).label}, {_axis(exhibit)} {at}"
+    reservations = dict.fromkeys(each.reservation for each in outcomes.values() if each.reservation)
+    if reservations and found.state != "not measured yet":
+        where += f" ({', '.join(reservations)})"
+    return Verdict(found.state, f"{where}: {found.evidence}")
 
 
 def trains(exhibit: str, method: str, at: At) -> Rule:
@@ -90,19 +110,18 @@ def trains(exhibit: str, method: str, at: At) -> Rule:
     def compare(outcome: Outcome) -> Verdict:
         return verdict(not outcome.failed, f"{method} {outcome}")
 
-    return _at_each(exhibit, (method,), at, f"{method} is above chance at some rate", compare)
+    criterion = f"{method} is above chance at some rate"
+    return _at_each(exhibit, (method,), at, criterion, compare, how_well=False)
 
 
 def fails(exhibit: str, method: str, at: At) -> Rule:
     """At chance at every rate."""
 
     def compare(outcome: Outcome) -> Verdict:
-        if outcome.failed and len(outcome.tried) < FEWEST_RATES:
-            return missing(f"{method} at {FEWEST_RATES} rates or more; {outcome}")
         return verdict(outcome.failed, f"{method} {outcome}")
 
     criterion = f"{method} is at chance at every rate tried, {FEWEST_RATES} or more"
-    return _at_each(exhibit, (method,), at, criterion, compare)
+    return _at_each(exhibit, (method,), at, criterion, compare, how_well=False)
 
 
 def leads(

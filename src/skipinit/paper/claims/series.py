@@ -10,7 +10,7 @@ from typing import Literal
 
 from ..measured import Measurements, Outcome, rate_text
 from .claim import Rule, Verdict, missing, verdict
-from .points import At, Span, best_rates, needs, rates_agree
+from .points import At, Span, best_rates, needs, rates_agree, still_open
 
 SAME = 0.5
 """Points of accuracy that are no difference: a few of the paper's standard deviations."""
@@ -30,6 +30,8 @@ def _along(
             series = {point: outcome for point, outcome in measured.items() if point in at}
             if len(series) < (at.fewest if isinstance(at, Span) else len(at)):
                 return missing(needs(exhibit, (method,), at))
+            if found := still_open({f"{method} at {point}": each for point, each in series.items()}):
+                return found
             cut.append(series)
         return decide(*cut)
 
