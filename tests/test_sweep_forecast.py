@@ -22,7 +22,7 @@ from skipinit.nets.schemes import SCHEMES, list_schemes
 from skipinit.sweeping.engine import run_sweep
 from skipinit.sweeping.forecast import forecast, plan_packs, rough_time
 from skipinit.sweeping.grid import Grid, expand_protocol
-from skipinit.sweeping.memory import examples_at_once, kept_bytes, pack_memory
+from skipinit.sweeping.memory import WORKSPACE, examples_at_once, kept_bytes, pack_memory
 from skipinit.sweeping.pace import Pace, estimate_epoch
 from skipinit.sweeping.packs import choose_size
 from skipinit.sweeping.speed import Speed
@@ -88,26 +88,35 @@ def test_kept_activations_are_those_that_autograd_saves(config: ModelConfig) -> 
 
 
 def test_memory_is_near_what_a_gpu_measured() -> None:
-    """Peaks of whole steps of deep networks, where graphs, images and the compiler's choices weigh little."""
-    rows = json.loads((ROOT / "results" / "train-speed.json").read_text())["rows"]
-    deep = [row for row in rows if row["network"] == "wrn1000_2" and row["way"] == "skipinit"]
-    assert {row["scheme"] for row in deep} == {"skipinit", "batchnorm"}
-    for row in deep:
-        model = ModelConfig(row["network"], row["scheme"])
-        config = replace(CIFAR, model=model, batch_size=row["batch"], precision=row["precision"])
-        estimated = pack_memory([config], on_gpu=True) / 2**30
-        # Kernels that do several layers at once may keep less; a step has gradients under way besides.
-        assert 0.6 < row["peak_memory_gib"] / estimated < 1.25
+    """What each run of a pack added, so that what earlier packs left to the allocator does not count."""
+    rows = json.loads((ROOT / "results" / "sweep-speed.json").read_text())["rows"]
+    held: dict[tuple[str, str], dict[int, float]] = {}
+    for row in rows:
+        if row["way"].startswith("pack of"):
+            sizes = held.setdefault((row["network"], row["scheme"]), {})
+            sizes[int(row["way"].split()[-1])] = row["held_memory_gib"]
+    assert len(held) == 8
+    for (name, scheme), sizes in held.items():
+        config = replace(CIFAR, model=ModelConfig(name, scheme), precision="bfloat16")
+        each = pack_memory([config] * 2, on_gpu=True) - pack_memory([config], on_gpu=True)
+        fewest, most = min(sizes), max(sizes)
+        measured = (sizes[most] - sizes[fewest]) / (most - fewest)
+        # Workspaces come with a stream's first use: only the first packs of the benchmark show them.
+        low = (each - WORKSPACE) / 2**30
+        assert 0.9 * low < measured < 1.1 * each / 2**30, (name, scheme)
 
 
 def test_memory_of_packs() -> None:
     weights = 3 * 4 * describe(CIFAR.model).parameters
-    assert pack_memory([CIFAR], on_gpu=True) == weights + kept_bytes(CIFAR)
-    assert pack_memory([CIFAR] * 3, on_gpu=True) == 3 * (weights + kept_bytes(CIFAR))
+    images = 60_000 * 3 * 32 * 32
+    run = weights + kept_bytes(CIFAR)
+    assert pack_memory([CIFAR], on_gpu=True) == run + WORKSPACE + images
+    assert pack_memory([CIFAR] * 3, on_gpu=True) == 3 * (run + WORKSPACE) + images
     assert pack_memory([CIFAR] * 3, on_gpu=False) == 3 * weights + kept_bytes(CIFAR), "one steps at a time"
     rounded = replace(CIFAR, precision="bfloat16")
     assert kept_bytes(rounded) == kept_bytes(CIFAR) / 2
-    assert pack_memory([rounded], on_gpu=True) - pack_memory([rounded], on_gpu=False) == weights / 6
+    more = pack_memory([rounded], on_gpu=True) - pack_memory([rounded], on_gpu=False)
+    assert more == weights / 6 + WORKSPACE + images
 
 
 @pytest.mark.parametrize(
@@ -165,12 +174,12 @@ def test_packs_for_a_gpu_are_as_large_as_pays_and_fits(gpu: Pace) -> None:
     assert sizes(wide, 3) == [1, 1, 1], "its arithmetic fills the device"
     # A thousand layers keep about 10 GiB for each run.
     deep = replace(CIFAR, model=replace(CIFAR.model, name="wrn1000_2"))
-    fitting = int(80 * 2**30 / pack_memory([deep], on_gpu=True))
-    assert max(sizes(deep, 64)) <= fitting < 64
+    largest = max(sizes(deep, 64))
+    assert pack_memory([deep] * largest, on_gpu=True) <= 80 * 2**30 < pack_memory([deep] * 64, on_gpu=True)
 
 
 @pytest.mark.parametrize(
-    ("gain", "fits", "chosen"), [(1.9, 64, 64), (1.9, 5, 4), (1.04, 64, 1), (1.9, 0, 1), (1.06, 100, 64)]
+    ("gain", "fits", "chosen"), [(1.9, 64, 64), (1.9, 5, 4), (1.02, 64, 1), (1.9, 0, 1), (1.06, 100, 64)]
 )
 def test_packs_are_doubled_while_that_pays_and_fits(gain: float, fits: int, chosen: int) -> None:
     sizes = []
@@ -182,6 +191,13 @@ def test_packs_are_doubled_while_that_pays_and_fits(gain: float, fits: int, chos
     assert choose_size([CIFAR] * 100, speed) == chosen
     assert sizes == [1, 2, 4, 8, 16, 32, 64][: len(sizes)]
     assert choose_size([CIFAR] * 3, lambda some: len(some)) == 3
+
+
+def test_a_doubling_that_brings_nothing_is_looked_past_once() -> None:
+    """Images per second of WRN-100-2 with batch norm, measured on an H200 up to packs of 4."""
+    measured = {1: 12_444, 2: 12_406, 4: 21_744, 8: 21_800, 16: 21_900}
+    assert choose_size([CIFAR] * 100, lambda some: measured[len(some)]) == 4
+    assert choose_size([CIFAR] * 2, lambda some: measured[len(some)]) == 1
 
 
 def test_a_forecast_leaves_out_results_and_goes_on_from_checkpoints(tmp_path: Path) -> None:

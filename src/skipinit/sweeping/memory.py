@@ -1,7 +1,8 @@
-"""How much memory a pack takes, counted: weights, gradients, momentum, and what forward passes keep."""
+"""How much memory a pack takes, counted: weights, gradients, momentum, what is kept of a step, the images."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from ..config import TrainConfig
@@ -10,18 +11,38 @@ from ..nets.architectures import find_architecture
 from ..nets.schemes import resolve
 from .workload import count_work
 
+WORKSPACE = 128 * 2**20
+"""What cuBLAS and cuDNN set aside for the stream of each run: the least that fits what an H200 measured."""
+
 
 def pack_memory(configs: Sequence[TrainConfig], on_gpu: bool) -> int:
-    """Bytes of all runs of a pack; on the CPU, where they step in turn, only one keeps activations."""
-    activations = [kept_bytes(config) for config in configs]
+    """Bytes of a pack's runs and images; on the CPU runs step in turn, and only one keeps activations."""
     weights = sum(_weight_bytes(config, on_gpu) for config in configs)
-    return weights + (sum(activations) if on_gpu else max(activations))
+    if not on_gpu:
+        return weights + max(kept_bytes(config) for config in configs)
+    own = sum(kept_bytes(config) + _chain_bytes(config) + WORKSPACE for config in configs)
+    return weights + own + _image_bytes(configs[0].data)
 
 
 def kept_bytes(config: TrainConfig) -> int:
     """What a run's forward pass keeps of a micro-batch until the backward pass."""
     work = count_work(config.model, describe(config.data).shape[1])
     return (2 if config.precision == "bfloat16" else 4) * work.kept * examples_at_once(config)
+
+
+def _chain_bytes(config: TrainConfig) -> int:
+    """Blocks run as chains in bfloat16."""
+    if config.precision != "bfloat16":
+        return 0
+    return (
+        2 * count_work(config.model, describe(config.data).shape[1]).kept_by_chains * examples_at_once(config)
+    )
+
+
+def _image_bytes(data: str) -> int:
+    """Small images live on the device, a byte a value."""
+    entry = describe(data)
+    return (entry.train_size + entry.test_size) * math.prod(entry.shape) if entry.in_memory else 0
 
 
 def examples_at_once(config: TrainConfig) -> int:

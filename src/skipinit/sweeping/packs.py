@@ -1,7 +1,7 @@
 """Which trials step together: the same data, batch size and length, at the same step.
 
-How many of them is a matter of memory and speed, and measured: a pack is doubled for as long as that makes
-all runs together clearly faster and they fit.
+How many of them is a matter of memory and speed, and measured: a pack is doubled for as long as they fit and
+that makes all runs together clearly faster.
 """
 
 from __future__ import annotations
@@ -56,18 +56,24 @@ def choose_size(
 ) -> int:
     """How many of these trials to step together, by trying 1, 2, 4, ... of them.
 
+    Two doublings in a row must bring nothing before no larger one is tried: two runs of 100 layers with batch
+    norm were measured to be no faster together than in turn, four 1.7 times as fast.
+
     Args:
         configs: the trials.
         speed: how fast some of them are together, in any unit; None where they do not fit.
     """
-    size, best = 0, 0.0
-    while size < min(len(configs), _LARGEST):
-        larger = min(max(2 * size, 1), len(configs), _LARGEST)
-        faster = speed(configs[:larger])
-        if faster is None or faster < _WORTH_IT * best:
+    most = min(len(configs), _LARGEST)
+    size, best, tried, in_vain = 1, 0.0, 1, 0
+    while in_vain < 2 and (found := speed(configs[:tried])) is not None:
+        if found >= _WORTH_IT * best:
+            size, best, in_vain = tried, found, 0
+        else:
+            in_vain += 1
+        if tried == most:
             break
-        size, best = larger, faster
-    return max(size, 1)
+        tried = min(2 * tried, most)
+    return size
 
 
 def best_size(configs: Sequence[TrainConfig], data: Data, world: World) -> int:

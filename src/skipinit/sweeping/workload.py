@@ -26,6 +26,13 @@ class Workload:
     parameters: int
     kept: int
     """Values kept for the backward pass, for one example."""
+    kept_by_chains: int
+    """Besides, where blocks run as chains (`training.chain`): the gradients of all their layers at once, less
+    the branches, which chains do not keep for their scalars."""
+
+
+CHAINED_CHANNELS = frozenset((16, 32, 64, 128))
+"""Of blocks that can run as chains."""
 
 
 @cache
@@ -36,7 +43,7 @@ def count_work(config: ModelConfig, side: int) -> Workload:
     image = _Tensor(config.in_channels, side)
     last = _PLAYERS[architecture.family](tape, architecture, image)
     tape.classify(last, config.num_classes or architecture.num_classes)
-    return Workload(tape.macs, tape.layers, tape.parameters, tape.kept)
+    return Workload(tape.macs, tape.layers, tape.parameters, tape.kept, tape.kept_by_chains)
 
 
 @dataclass
@@ -57,7 +64,7 @@ class _Tape:
 
     def __init__(self, design: Design) -> None:
         self.design = design
-        self.macs = self.layers = self.parameters = self.kept = 0
+        self.macs = self.layers = self.parameters = self.kept = self.kept_by_chains = 0
 
     def conv(self, x: _Tensor, out: int, size: int, stride: int = 1) -> _Tensor:
         x = self._shift(x)
@@ -108,6 +115,13 @@ class _Tape:
             self._norm(skip)
         return out
 
+    def chain(self, blocks: int, last: _Tensor) -> None:
+        """Blocks of two 3 × 3 convolutions and nothing else, all with outputs like `last`."""
+        design = self.design
+        bare = not (design.branch_norm or design.conv_bias or design.layer_biases)
+        if bare and design.merge in ("add", "divide-sqrt2", "scale") and last.channels in CHAINED_CHANNELS:
+            self.kept_by_chains += blocks * last.values * (1 if design.merge == "scale" else 2)
+
     def classify(self, x: _Tensor, classes: int) -> None:
         means = self._shift(_Tensor(x.channels, 1))
         self._keep(means)
@@ -143,6 +157,7 @@ def _wide_resnet(tape: _Tape, architecture: Architecture, image: _Tensor) -> _Te
             skip = x if x.channels == out and stride == 1 else tape.conv(h, out, 1, stride)
             branch = tape.relu(tape.norm(tape.conv(h, out, 3, stride)))
             x = tape.merge(skip, tape.conv(branch, out, 3))
+        tape.chain(blocks, x)
     return tape.relu(tape.final_norm(x))
 
 
