@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
@@ -14,8 +15,10 @@ from skipinit.errors import ConfigError, DataError
 from skipinit.paper.claims import CLAIMS
 from skipinit.paper.collect import collect
 from skipinit.paper.presets import PRESETS
+from skipinit.paper.probes import measure_probes
 from skipinit.paper.published import exhibits
 from skipinit.paper.recipes import RECIPES, Order, find_recipes, make_grid, plan_exhibit
+from skipinit.probing.figures import FIGURES
 from skipinit.report.page import make_page
 
 PAPER = Order(PRESETS["paper"])
@@ -138,6 +141,19 @@ def test_a_missing_data_set_is_said_before_anything_is_trained(
     with pytest.raises(DataError, match=r"imagenet is not at .*; lay it out there as train/<class>"):
         reproduce(("table2",), preset="reduced", out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_figure_of_fewer_networks_than_it_takes_is_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(FIGURES, "figure2a", replace(FIGURES["figure2a"], networks=2))
+    found = []
+    for most in (1, None, 1):
+        measure_probes(["figure2a"], tmp_path, 0, "cpu", most, progress=False)
+        found.append(collect([tmp_path]).probes["figure2a"])
+    assert [probed.networks for probed in found] == [1, 2, 2]
+    assert found[1].inputs.startswith("mean of 2 networks")
+    assert found[0].rows != found[1].rows == found[2].rows
 
 
 def test_every_recipe_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -90,6 +90,8 @@ class Probed:
     seed: int
     rows: Sequence[Mapping[str, Any]]
     provenance: Mapping[str, Any]
+    networks: int = 1
+    """How many the rows are the mean of."""
 
 
 @dataclass(frozen=True)
@@ -199,14 +201,15 @@ def _trials_of(place: Path) -> list[Trial]:
 
 
 def _read_probes(folder: Path) -> dict[str, Probed]:
-    found = {}
-    for path in sorted(folder.glob("*.json")):
-        try:
-            probed = Probed(**json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError):
-            raise DataError(f"{path}: not a file that `skipinit reproduce` wrote; remove it") from None
-        found[probed.figure] = probed
-    return found
+    return {probed.figure: probed for probed in map(read_probed, sorted(folder.glob("*.json")))}
+
+
+def read_probed(path: Path) -> Probed:
+    """What was measured of a network at initialization."""
+    try:
+        return Probed(**json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        raise DataError(f"{path}: not a file that `skipinit reproduce` wrote; remove it") from None
 
 
 def _count(number: int, what: str) -> str:

@@ -67,6 +67,8 @@ class Preset:
     """Which of a table's columns; None: all."""
     exhibits: tuple[str, ...] | None = None
     """Which tables and sweeps; None: all."""
+    networks: int | None = None
+    """At initialization, that a figure is the mean of, at most; None: as many as show the law."""
     decides: bool = True
     """Whether its numbers say anything of the paper's claims."""
     special: Mapping[tuple[str, int], Effort] = field(default_factory=dict)
@@ -90,6 +92,7 @@ _ALL = (
         data="digits",
         width=1,
         augment=False,
+        networks=1,
         decides=False,
     ),
     Preset(
@@ -106,6 +109,7 @@ _ALL = (
         data="digits",
         width=1,
         augment=False,
+        networks=1,
         methods=("batchnorm", "skipinit", "skipinit alpha=1", "divide-sqrt2"),
         exhibits=("table1",),
         special={

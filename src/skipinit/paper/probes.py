@@ -14,21 +14,34 @@ from torch.nn.functional import cross_entropy
 from ..files import write_whole
 from ..nets.create import create_model
 from ..nets.l2 import l2_parameters
-from ..probing.figures import FIGURES, measure_figure
+from ..probing.figures import FIGURES, FigureName, measure_figure
 from ..provenance import Provenance
-from .collect import INITIALIZATION, Probed
+from ..training.progress import steps_bar
+from .collect import INITIALIZATION, Probed, read_probed
 
 _L2 = 5e-4
 _DEEP = (100, 1000)
 _IMAGES = 4
 
 
-def measure_probes(names: list[str], folder: Path, seed: int, device: str) -> None:
-    """Measure what is not in the folder yet; each file appears whole."""
+def measure_probes(
+    names: list[str], folder: Path, seed: int, device: str, most_networks: int | None, progress: bool
+) -> None:
+    """Measure what is not in the folder yet, or only of fewer networks; each file appears whole.
+
+    A figure is the mean of as many networks as it takes to show the law, or of `most_networks`.
+    """
     for name in names:
         path = folder / INITIALIZATION / f"{name}.json"
-        if not path.exists():
-            _write(path, _measure(name, seed, device))
+        figure = next((known for known in FIGURES if known == name), None)
+        most = FIGURES[figure].networks if figure else 1
+        networks = min(most, most_networks or most)
+        if path.exists() and read_probed(path).networks >= networks:
+            continue
+        if figure:
+            _write(path, _measure(figure, seed, device, networks, progress))
+        else:
+            _write(path, _measure_loss(name, seed))
 
 
 def _write(path: Path, probed: Probed) -> None:
@@ -36,15 +49,17 @@ def _write(path: Path, probed: Probed) -> None:
     write_whole(path, lambda file: file.write(text.encode()))
 
 
-def _measure(name: str, seed: int, device: str) -> Probed:
-    provenance = asdict(Provenance.here(device))
-    figure = next((known for known in FIGURES if known == name), None)
-    if figure is None:
-        rows = [_initial_loss(depth, seed) for depth in _DEEP]
-        return Probed(name, f"{_IMAGES} Gaussian images", seed, rows, provenance)
-    measured = measure_figure(figure, seed, device)
+def _measure(figure: FigureName, seed: int, device: str, networks: int, progress: bool) -> Probed:
+    with steps_bar(networks, shown=progress and networks > 1) as bar:
+        bar.update(0, f"networks of {figure}")
+        measured = measure_figure(figure, seed, device, networks, after_each=lambda: bar.advance(1))
     rows = [row.to_dict() for row in measured.report.rows]
-    return Probed(name, measured.conditions, seed, rows, provenance)
+    return Probed(figure, measured.conditions, seed, rows, asdict(Provenance.here(device)), networks)
+
+
+def _measure_loss(name: str, seed: int) -> Probed:
+    rows = [_initial_loss(depth, seed) for depth in _DEEP]
+    return Probed(name, f"{_IMAGES} Gaussian images", seed, rows, asdict(Provenance.here("cpu")))
 
 
 def _initial_loss(depth: int, seed: int) -> dict[str, Any]:

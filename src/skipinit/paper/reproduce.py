@@ -29,7 +29,8 @@ def reproduce(
     for data in sorted({plan.config.data for plan in plans}):
         _require(data)
     probes = dict.fromkeys(name for recipe in recipes for name in recipe.probes)
-    measure_probes(list(probes), out, order.first_seed, str(find_device(device)))
+    where, most = str(find_device(device)), order.preset.networks
+    measure_probes(list(probes), out, order.first_seed, where, most, progress)
     return run_sweep(make_grid(plans), out, device=device, time_limit=time_limit, progress=progress)
 
 
