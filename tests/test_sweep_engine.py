@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+import skipinit
 from skipinit.cli import main
 from skipinit.config import ModelConfig, TrainConfig, identity
 from skipinit.errors import ConfigError, SkipinitError
@@ -199,3 +200,25 @@ def test_a_failed_trial_makes_the_exit_code_three(tmp_path: Path) -> None:
 def test_a_pack_size_below_one_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="pack_size 0"):
         _sweep([_CONFIG], tmp_path, pack_size=0)
+
+
+def test_python_a_file_and_the_command_line_are_one_sweep(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    axes = {"model": "wrn10_1", "data": "digits", "epochs": 1, "batch_size": 256, "lr": "2^-4,2^-3"}
+    file = tmp_path / "axes.toml"
+    file.write_text("\n".join(f"{name} = {json.dumps(value)}" for name, value in axes.items()))
+    first = skipinit.sweep(axes, str(tmp_path / "out"), device="cpu")
+    assert (first.results, first.left) == (2, 0)
+    before = skipinit.results(tmp_path / "out")
+    flags = [text for name, value in axes.items() for text in (f"--{name.replace('_', '-')}", str(value))]
+    skipinit.sweep(file, tmp_path / "out", device="cpu")
+    assert main(["sweep", *flags, "--out", str(tmp_path / "out"), "--device", "cpu"]) == 0
+    assert skipinit.results(tmp_path / "out") == before, "nothing was trained again, nothing joined"
+    capsys.readouterr()
+    assert main(["results", str(tmp_path / "out"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == before
+    accuracy = next(cell for cell in before["cells"] if cell["metric"] == "test_accuracy")
+    assert accuracy["mean"] == max(trial["test_accuracy"] for trial in before["trials"])
+    with pytest.raises(ConfigError, match="belong together"):
+        skipinit.results(tmp_path / "out", best=5)

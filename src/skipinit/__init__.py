@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from .nets.schemes import list_schemes
     from .probing.finder import find_residual_adds
     from .probing.measure import probe
+    from .sweeping.api import sweep
+    from .sweeping.results import results
     from .training.api import train
     from .training.defaults import make_train_config
     from .training.records import TrainResult
@@ -46,6 +48,8 @@ _HOME = {
     "find_residual_adds": "probing.finder",
     "make_train_config": "training.defaults",
     "probe": "probing.measure",
+    "results": "sweeping.results",
+    "sweep": "sweeping.api",
     "train": "training.api",
 }
 

@@ -23,8 +23,8 @@ from ..errors import ConfigError
 from ..sweeping import exchange
 from ..sweeping.axis import AXES
 from ..sweeping.progress import Progress, progress
-from ..sweeping.results import Row, cell_row, cells, trial_row, varying
-from ..sweeping.statistics import Trim
+from ..sweeping.results import Row, varying
+from ..sweeping.results import results as read_results
 from ..sweeping.store import open_store, open_writer
 from .flags import Json
 
@@ -77,15 +77,8 @@ def results(
         best: Average the best BEST of OF runs; the paper's 5 of 7, or 12 of 15, where not given.
         of: Runs that count, lowest seeds first.
     """
-    if (best is None) != (of is None):
-        raise ConfigError("--best and --of belong together, as in --best 5 --of 7")
-    trim = Trim(best, of) if best is not None and of is not None else None
-    with open_store(folder) as store:
-        trials = store.trials()
-    wanted = {
-        "trials": [trial_row(trial) for trial in trials] if rows != "cells" else [],
-        "cells": [cell_row(cell) for cell in cells(trials, trim)] if rows != "trials" else [],
-    }
+    found = read_results(folder, best=best, of=of)
+    wanted = {name: each if rows in (None, name) else [] for name, each in found.items()}
     if json_:
         print(json.dumps(wanted, allow_nan=False))
     elif csv_:

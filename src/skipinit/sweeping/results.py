@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from ..errors import ConfigError
 from .grid import flatten
 from .records import Trial
 from .statistics import METRICS, Cell, Metric, Run, Trim, summarize
+from .store import open_store
 
 Row = dict[str, Any]
 
@@ -28,6 +31,25 @@ class CellResult:
     unfinished: int
     failures: int
     """Trials that raised: they have no result."""
+
+
+def results(folder: str | Path, *, best: int | None = None, of: int | None = None) -> dict[str, list[Row]]:
+    """The results of a sweep as rows: `trials`, and `cells` (all but rate and seed) for each metric.
+
+    Args:
+        folder: of the sweep.
+        best: average the best `best` of `of` runs; the paper's 5 of 7, or 12 of 15, where not given.
+        of: runs that count, lowest seeds first.
+    """
+    if (best is None) != (of is None):
+        raise ConfigError("best and of belong together, as in the best 5 of 7")
+    trim = Trim(best, of) if best is not None and of is not None else None
+    with open_store(Path(folder)) as store:
+        trials = store.trials()
+    return {
+        "trials": [trial_row(trial) for trial in trials],
+        "cells": [cell_row(cell) for cell in cells(trials, trim)],
+    }
 
 
 def cells(trials: Iterable[Trial], trim: Trim | None = None) -> list[CellResult]:
