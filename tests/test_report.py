@@ -118,6 +118,14 @@ def test_other_data_is_compared_by_who_trains_alone() -> None:
     assert comparison(digits, "table1", "skipinit", 16) == ("agrees", "trains, as in the paper")
 
 
+def test_digits_do_not_say_what_holds_on_another_data_set() -> None:
+    digits = make_collection(trials("quick"))
+    assert digits.state(CLAIMS["batchnorm-trains-at-any-depth"]) == "holds"
+    assert digits.state(CLAIMS["cifar100-batchnorm-and-skipinit-train-deep"]) == "not measured yet"
+    papers = make_collection(trials("paper"))
+    assert papers.state(CLAIMS["cifar100-batchnorm-and-skipinit-train-deep"]) == "holds"
+
+
 def test_fewer_epochs_are_said_and_not_blamed() -> None:
     reduced = make_collection(trials("reduced", lambda _: (85.0, 1.0), names=("table1",)))
     assert comparison(reduced, "table1", "skipinit", 16) == ("agrees", "-8.3, 83.0 spreads; 40 of 200 epochs")

@@ -76,7 +76,7 @@ class MeasuredSet:
 
     @cached_property
     def measurements(self) -> Measurements:
-        """What claims are checked against."""
+        """Every cell that has an outcome."""
         found = {address: cell.outcome for address, cell in self.cells.items()}
         return Measurements({address: outcome for address, outcome in found.items() if outcome})
 
@@ -107,21 +107,22 @@ class Collection:
         """What decides claims, the most faithful last.
 
         On the paper's data, a cell that a preset lacks is taken from a more faithful one; how well it does
-        there is not compared with numbers of this preset, but it says who trains and who fails.
+        there is not compared with numbers of this preset, but it says who trains and who fails. Other data
+        stand in for CIFAR-10; they cannot say what holds on CIFAR-100 or ImageNet, too.
         """
         rows = {name: probed.rows for name, probed in self.probes.items()}
         deciding: dict[str, Measurements] = {}
         faithful: dict[Address, Outcome] = {}
         for each in reversed(self.sets):
-            if not each.preset.decides:
-                continue
             own = each.measurements.cells
-            on_papers_data = each.preset.data is None
-            deciding[each.label] = Measurements({**(faithful if on_papers_data else {}), **own})
-            if on_papers_data:
+            if each.preset.decides and each.preset.data is None:
+                deciding[each.label] = Measurements({**faithful, **own})
                 under = f"under {each.label}"
                 told = {at: replace(cell, reservation=cell.reservation or under) for at, cell in own.items()}
                 faithful = {**told, **faithful}
+            elif each.preset.decides:
+                likened = {at: cell for at, cell in own.items() if find_exhibit(at.exhibit).data == "cifar10"}
+                deciding[each.label] = Measurements(likened)
         return {"at initialization": Measurements(rows=rows), **dict(reversed(deciding.items()))}
 
     def verdicts(self, claim: Claim) -> list[tuple[str, Verdict]]:
