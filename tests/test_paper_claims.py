@@ -114,7 +114,7 @@ def test_evidence_is_in_numbers() -> None:
 
 def test_verdicts_combine() -> None:
     good, bad, gone = verdict(True, "good"), verdict(False, "bad"), missing("one")
-    assert all_of([good, gone, bad]) == Verdict("does not hold", "bad; missing: one; good")
+    assert all_of([good, gone, bad]) == Verdict("does not hold", "bad; good")
     assert all_of([good, gone, gone]) == Verdict("not measured yet", "missing: one; good")
     assert all_of([good, good]) == Verdict("holds", "good")
 

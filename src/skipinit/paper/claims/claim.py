@@ -30,11 +30,13 @@ def missing(what: str) -> Verdict:
 
 
 def all_of(verdicts: Iterable[Verdict]) -> Verdict:
-    """One contradiction refutes; else anything missing leaves it open. What decides is said first."""
+    """One contradiction refutes, whatever is missing; else that leaves it open. What decides comes first."""
     everything = list(verdicts)
     order: tuple[State, ...] = ("does not hold", "not measured yet", "holds")
     ranked = sorted(everything, key=lambda each: order.index(each.state))
-    return Verdict(ranked[0].state, "; ".join(dict.fromkeys(each.evidence for each in ranked)))
+    state = ranked[0].state
+    told = [each for each in ranked if state != "does not hold" or each.state != "not measured yet"]
+    return Verdict(state, "; ".join(dict.fromkeys(each.evidence for each in told)))
 
 
 @dataclass(frozen=True)
