@@ -194,10 +194,9 @@ def test_packs_are_doubled_while_that_pays_and_fits(gain: float, fits: int, chos
 
 
 def test_a_doubling_that_brings_nothing_is_looked_past_once() -> None:
-    """Images per second of WRN-100-2 with batch norm, measured on an H200 up to packs of 4."""
-    measured = {1: 12_444, 2: 12_406, 4: 21_744, 8: 21_800, 16: 21_900}
-    assert choose_size([CIFAR] * 100, lambda some: measured[len(some)]) == 4
-    assert choose_size([CIFAR] * 2, lambda some: measured[len(some)]) == 1
+    speeds = {1: 100, 2: 99, 4: 170, 8: 171, 16: 172}
+    assert choose_size([CIFAR] * 100, lambda some: speeds[len(some)]) == 4
+    assert choose_size([CIFAR] * 2, lambda some: speeds[len(some)]) == 1
 
 
 def test_a_forecast_leaves_out_results_and_goes_on_from_checkpoints(tmp_path: Path) -> None:

@@ -69,8 +69,8 @@ def _number_or_text(text: str | None) -> float | str | None:
     if text is None:
         return None
     try:
-        return float(text)
-    except ValueError:
+        return float(number_of(text))
+    except (ValueError, OverflowError):
         return text
 
 
