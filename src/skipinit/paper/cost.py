@@ -9,9 +9,11 @@ from ..sweeping.forecast import plan_packs, rough_time
 from ..sweeping.pace import Pace
 from ..training.world import find_device
 from .presets import PRESETS
+from .probes import count_networks
 from .recipes import RECIPES, Order, Recipe, make_grid, plan_exhibit
 
-_PROBE_SECONDS = 3.0
+_NETWORK_SECONDS = 3.0
+"""To measure one at initialization."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +36,11 @@ def estimate_costs(device: str = "auto") -> Mapping[Recipe, list[Cost | None]]:
 
 
 def _cost(recipe: Recipe, preset: str, pace: Pace) -> Cost | None:
-    plans = [plan for name in recipe.exhibits for plan in plan_exhibit(name, Order(PRESETS[preset]))]
+    order = Order(PRESETS[preset])
+    plans = [plan for name in recipe.exhibits for plan in plan_exhibit(name, order)]
     trials = make_grid(plans).trials
     if not trials and not recipe.probes:
         return None
     packs = plan_packs([(trial, 0) for trial in trials], pace)
-    return Cost(len(trials), _PROBE_SECONDS * len(recipe.probes) + sum(pack.seconds for pack in packs))
+    networks = sum(count_networks(name, order.preset.networks) for name in recipe.probes)
+    return Cost(len(trials), _NETWORK_SECONDS * networks + sum(pack.seconds for pack in packs))

@@ -27,21 +27,27 @@ _IMAGES = 4
 def measure_probes(
     names: list[str], folder: Path, seed: int, device: str, most_networks: int | None, progress: bool
 ) -> None:
-    """Measure what is not in the folder yet, or only of fewer networks; each file appears whole.
-
-    A figure is the mean of as many networks as it takes to show the law, or of `most_networks`.
-    """
+    """Measure what is not in the folder yet, or only of fewer networks; each file appears whole."""
     for name in names:
         path = folder / INITIALIZATION / f"{name}.json"
-        figure = next((known for known in FIGURES if known == name), None)
-        most = FIGURES[figure].networks if figure else 1
-        networks = min(most, most_networks or most)
+        networks = count_networks(name, most_networks)
         if path.exists() and read_probed(path).networks >= networks:
             continue
-        if figure:
+        if figure := _figure(name):
             _write(path, _measure(figure, seed, device, networks, progress))
         else:
             _write(path, _measure_loss(name, seed))
+
+
+def count_networks(name: str, most: int | None) -> int:
+    """A figure is the mean of as many networks as it takes to show the law, or of `most`."""
+    figure = _figure(name)
+    wanted = FIGURES[figure].networks if figure else 1
+    return min(wanted, most or wanted)
+
+
+def _figure(name: str) -> FigureName | None:
+    return next((known for known in FIGURES if known == name), None)
 
 
 def _write(path: Path, probed: Probed) -> None:
