@@ -18,7 +18,7 @@ def standardize_reference(image):
 def crop_flip_reference(image, top, left, flip, padding, mode):
     _, height, width = image.shape
     edges = ((0, 0), (padding, padding), (padding, padding))
-    padded = np.pad(image, edges, mode="reflect" if mode == "reflect" else "constant")
+    padded = np.pad(image, edges, mode="constant" if mode == "zero" else mode)
     cropped = padded[:, top : top + height, left : left + width]
     return cropped[:, :, ::-1] if flip else cropped
 
@@ -52,7 +52,7 @@ def test_floor_is_one_over_root_n():
     assert abs(peak - unfloored) > 5 * abs(peak - (1 - 1 / n) * np.sqrt(n))
 
 
-@pytest.mark.parametrize("mode", ["zero", "reflect"])
+@pytest.mark.parametrize("mode", ["zero", "reflect", "symmetric"])
 @pytest.mark.parametrize(
     ("shape", "padding"), [((3, 32, 32), 4), ((1, 8, 8), 1), ((2, 5, 9), 3), ((3, 6, 6), 0)]
 )
@@ -80,9 +80,9 @@ def test_wrong_padding_is_refused():
         torch.zeros(1, dtype=torch.long),
         torch.zeros(1, dtype=torch.bool),
     )
-    with pytest.raises(ConfigError, match="padding 4 cannot reflect 4×4"):
+    with pytest.raises(ConfigError, match="padding 4 cannot mirror 4×4"):
         crop_flip(images, offset, offset, flip, 4, "reflect")
-    with pytest.raises(ConfigError, match=r"'wrap'.*zero or reflect"):
+    with pytest.raises(ConfigError, match=r"'wrap'.*zero, reflect or symmetric"):
         crop_flip(images, offset, offset, flip, 4, "wrap")
 
 

@@ -120,6 +120,14 @@ def test_dropout_is_a_probability_below_one(value: object) -> None:
     refused("dropout", str(value), "[0, 1)", dropout=value)
 
 
+def test_the_classifiers_start_and_the_projection_are_refused_where_they_decide_nothing() -> None:
+    refused("classifier_init", "component 1", scheme="fixup", classifier_init="zero")
+    refused("classifier_init 'big'", "he, lecun, zero", classifier_init="big")
+    refused("projection 'none'", "activated, raw", projection="none")
+    with pytest.raises(ConfigError, match="projection is not defined"):
+        create_model("resnet50_v1", projection="raw")
+
+
 @pytest.mark.parametrize("scheme", ["skipinit", "regularized-skipinit"])
 @pytest.mark.parametrize("value", ["half", "1/sqrt(n)", "nan", float("nan"), float("inf"), [0.5], HUGE])
 def test_alpha_is_a_number_or_one_over_sqrt_d(scheme: str, value: object) -> None:

@@ -43,6 +43,30 @@ def test_he_everywhere_skips_and_classifier_too(name: str, scheme: str) -> None:
     assert any("skip" in name for name in layers)
 
 
+@pytest.mark.parametrize(("start", "gain"), [("he", 2), ("lecun", 1), ("zero", 0)])
+def test_the_classifier_starts_as_asked_for_and_nothing_else_changes(start: str, gain: int) -> None:
+    usual = create_model("wrn16_2", scheme="skipinit", seed=0)
+    model = create_model("wrn16_2", scheme="skipinit", classifier_init=start, num_classes=100, seed=0)
+    dense = model.head.dense
+    assert not dense.bias.any()
+    if gain:
+        assert_normal(dense.weight, math.sqrt(gain / dense.in_features))
+    else:
+        assert not dense.weight.any()
+    for name, layer in weighted(model).items():
+        if name != "head.dense":
+            assert torch.equal(layer.weight, weighted(usual)[name].weight), name
+
+
+@pytest.mark.parametrize("name", ["wrn16_2", "resnet50_v2"])
+def test_a_raw_projection_convolves_what_the_block_was_given(name: str) -> None:
+    for kind in ("activated", "raw"):
+        block = create_model(name, scheme="skipinit", projection=kind, seed=0).blocks[0].double()
+        x = torch.randn(2, block.skip.conv.in_channels, 8, 8, dtype=torch.float64)
+        seen = x if kind == "raw" else x.relu()
+        assert torch.equal(block(x), block.skip.conv(seen)), "alpha is 0: only the skip is left"
+
+
 @pytest.mark.parametrize(("name", "gain"), [("fc_linear", 1), ("fc_linear_bn", 1), ("fc_relu_bn", 2)])
 def test_lecun_for_linear_theory_networks_and_he_with_relus(name: str, gain: int) -> None:
     layers = weighted(create_model(name, blocks=2, width=300, in_channels=100, seed=0))

@@ -84,23 +84,24 @@ def _fill(chain: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "scheme", "alpha", "layers"),
+    ("name", "scheme", "options", "layers"),
     [
-        ("wrn22_1", "skipinit", 0.7, [6, 5, 5]),  # the first group of width 1 has no transition
-        ("wrn22_2", "skipinit", 0.0, [5, 5, 5]),
-        ("wrn16_2", "skipinit", "1/sqrt(d)", [3, 3, 3]),
-        ("wrn16_2", "divide-sqrt2", None, [3, 3, 3]),
-        ("wrn10_2", "none", None, [1, 1, 1]),
-        ("wrn10_4", "skipinit", 1.0, [1, 1]),  # 256 channels are not few
-        ("wrn16_2", "batchnorm", None, []),
-        ("wrn16_2", "regularized-skipinit", None, []),
-        ("wrn16_2", "fixup", None, []),
+        ("wrn22_1", "skipinit", {"alpha": 0.7}, [6, 5, 5]),  # the first group of width 1 has no transition
+        ("wrn22_2", "skipinit", {"alpha": 0.0}, [5, 5, 5]),
+        ("wrn16_2", "skipinit", {"alpha": "1/sqrt(d)"}, [3, 3, 3]),
+        ("wrn16_2", "divide-sqrt2", {}, [3, 3, 3]),
+        ("wrn16_2", "skipinit", {"alpha": 0.5, "projection": "raw"}, [3, 3, 3]),
+        ("wrn10_2", "none", {}, [1, 1, 1]),
+        ("wrn10_4", "skipinit", {"alpha": 1.0}, [1, 1]),  # 256 channels are not few
+        ("wrn16_2", "batchnorm", {}, []),
+        ("wrn16_2", "regularized-skipinit", {}, []),
+        ("wrn16_2", "fixup", {}, []),
     ],
 )
 def test_a_chain_computes_what_its_blocks_compute(
-    chain_blocks: Any, name: str, scheme: str, alpha: Any, layers: list[int]
+    chain_blocks: Any, name: str, scheme: str, options: dict[str, Any], layers: list[int]
 ) -> None:
-    chained = build(ModelConfig(name, scheme, alpha=alpha, num_classes=10), seed=1).double().eval()
+    chained = build(ModelConfig(name, scheme, num_classes=10, **options), seed=1).double().eval()
     plain = copy.deepcopy(chained)
     chains = chain_blocks(chained.blocks)
     assert [len(chain.convolutions) for chain in chains] == layers

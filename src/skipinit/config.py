@@ -19,7 +19,9 @@ from .errors import ConfigError
 
 Schedule = Literal["cifar", "imagenet", "constant"]
 Precision = Literal["float32", "tf32", "bfloat16"]
-CropPadding = Literal["zero", "reflect"]
+CropPadding = Literal["zero", "reflect", "symmetric"]
+ClassifierInit = Literal["he", "lecun", "zero"]
+Projection = Literal["activated", "raw"]
 _CHOICES = {
     "schedule": get_args(Schedule),
     "precision": get_args(Precision),
@@ -49,6 +51,10 @@ class ModelConfig:
     """One scalar bias per block between merge and ReLU (ResNet-V1 with SkipInit)."""
     fixup_components: tuple[int, ...] | None = None
     """Which of Fixup's four components are on; all if not given."""
+    classifier_init: ClassifierInit | None = None
+    """How the classifier's weights start; the paper says He for convolutions and nothing for the classifier."""
+    projection: Projection | None = None
+    """What the 1x1 convolution on the skip of a transition sees: relu(x), as the branch does, or x itself."""
 
     def __post_init__(self) -> None:
         _make_floats(self, "alpha", "dropout")
@@ -59,6 +65,9 @@ class ModelConfig:
         drop = self.dropout
         probable = drop is None or (isinstance(drop, float) and 0 <= drop < 1)
         _require(probable, "dropout", drop, "in [0, 1)")
+        for option, choices in (("classifier_init", ClassifierInit), ("projection", Projection)):
+            given, kinds = getattr(self, option), get_args(choices)
+            _require(given is None or given in kinds, option, repr(given), f"one of {', '.join(kinds)}")
 
 
 @dataclass(frozen=True)
@@ -95,6 +104,7 @@ class TrainConfig:
     precision: Precision = "float32"
     """Of the arithmetic; parameters and optimizer state are float32 in any case."""
     crop_padding: CropPadding = "zero"
+    """What random crops see beyond the edge: zeros, or the image mirrored, its edge left out or repeated."""
     augment: bool = True
     clean_train_loss: bool = False
     """Also evaluate the loss over the clean training set after every epoch."""

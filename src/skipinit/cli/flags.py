@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from ..config import ModelConfig
+from ..config import ClassifierInit, ModelConfig, Projection
 from ..errors import ConfigError
 from ..sweeping.axis import number_of
 
@@ -46,6 +46,10 @@ class NetworkFlags:
     """A scalar bias between merge and ReLU (ResNet-V1 with SkipInit)."""
     fixup_components: Annotated[tuple[int, ...] | None, given("INT ...")] = None
     """Which of Fixup's components 1 2 3 4 are on."""
+    classifier_init: Annotated[ClassifierInit | None, given("{he,lecun,zero}")] = None
+    """How the classifier's weights start."""
+    projection: Annotated[Projection | None, given("{activated,raw}")] = None
+    """What the skip of a transition convolves: relu(x), or x itself."""
 
     def config(self, name: str, in_channels: int = 3, num_classes: int | None = None) -> ModelConfig:
         """The network's config, for data of that many channels and classes unless a flag says otherwise."""
@@ -61,6 +65,8 @@ class NetworkFlags:
             biases=self.biases,
             scalar_bias=self.scalar_bias,
             fixup_components=self.fixup_components,
+            classifier_init=self.classifier_init,
+            projection=self.projection,
         )
 
 

@@ -56,6 +56,10 @@ class AxisFlags:
     """Whether there is a scalar bias after each merge: true, false."""
     fixup_components: Axis = None
     """Fixup's components that are on, such as 1+2+3+4,1+3."""
+    classifier_init: Axis = None
+    """How the classifier's weights start: he, lecun, zero."""
+    projection: Axis = None
+    """What the skips of transitions convolve: activated, raw."""
     momentum: Axis = None
     """Of the heavy ball."""
     dampening: Axis = None
@@ -67,7 +71,7 @@ class AxisFlags:
     precision: Axis = None
     """float32, tf32, bfloat16."""
     crop_padding: Axis = None
-    """zero, reflect."""
+    """zero, reflect, symmetric."""
     augment: Axis = None
     """Whether training images are cropped and mirrored: true, false."""
     clean_train_loss: Axis = None

@@ -33,7 +33,7 @@ def crop_flip(
     left: Tensor,
     flip: Tensor,
     padding: int = 4,
-    mode: Literal["zero", "reflect"] = "zero",
+    mode: Literal["zero", "reflect", "symmetric"] = "zero",
 ) -> Tensor:
     """Pad (B, C, H, W) by `padding`, cut out H×W at row `top`, column `left`, and mirror where `flip`.
 
@@ -45,16 +45,17 @@ def crop_flip(
     across = torch.arange(width, device=images.device)
     rows = top[:, None] + down - padding
     columns = left[:, None] + torch.where(flip[:, None], width - 1 - across, across) - padding
-    if mode == "reflect":
+    if mode in _MIRRORS:
         if padding >= min(height, width):
-            raise ConfigError(f"padding {padding} cannot reflect {height}×{width} images; it must be smaller")
-        rows, columns = _reflect(rows, height), _reflect(columns, width)
+            raise ConfigError(f"padding {padding} cannot mirror {height}×{width} images; it must be smaller")
+        mirror = _MIRRORS[mode]
+        rows, columns = mirror(rows, height), mirror(columns, width)
     elif mode != "zero":
-        raise ConfigError(f"padding mode {mode!r} is not known; it is zero or reflect")
+        raise ConfigError(f"padding mode {mode!r} is not known; it is zero, {' or '.join(_MIRRORS)}")
     pixels = rows.clamp(0, height - 1)[:, :, None] * width + columns.clamp(0, width - 1)[:, None, :]
     pixels = pixels.view(batch, 1, height * width).expand(batch, channels, height * width)
     cropped = images.flatten(2).gather(2, pixels).view(batch, channels, height, width)
-    if mode == "reflect":
+    if mode in _MIRRORS:
         return cropped
     beside = _outside(rows, height)[:, :, None] | _outside(columns, width)[:, None, :]
     return cropped.masked_fill(beside[:, None], 0)
@@ -63,6 +64,15 @@ def crop_flip(
 def _reflect(positions: Tensor, size: int) -> Tensor:
     """Fold positions beyond an edge back inside; the edge itself is not repeated."""
     return (size - 1) - ((size - 1) - positions.abs()).abs()
+
+
+def _repeat_edge(positions: Tensor, size: int) -> Tensor:
+    """Fold positions beyond an edge back inside; the edge itself comes twice."""
+    folded = torch.where(positions < 0, -1 - positions, positions)
+    return torch.where(folded >= size, 2 * size - 1 - folded, folded)
+
+
+_MIRRORS = {"reflect": _reflect, "symmetric": _repeat_edge}
 
 
 def _outside(positions: Tensor, size: int) -> Tensor:

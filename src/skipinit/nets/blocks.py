@@ -55,6 +55,20 @@ class TransitionBlock(nn.Module):
         return out
 
 
+class RawTransitionBlock(TransitionBlock):
+    """merge(W x, f(relu(x))): the 1x1 convolution of the skip sees x before the activation"""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Only the branch is activated."""
+        out: Tensor = self.merge(self.skip(x), self.branch(self.preactivation(x)))
+        return out
+
+
+def transition_kind(raw: bool) -> type[TransitionBlock]:
+    """The block in which channels change, by what its skip convolves."""
+    return RawTransitionBlock if raw else TransitionBlock
+
+
 class PostActivationBlock(nn.Module):
     """relu(merge(S x, f(x)) [+ b]): ResNet-V1, in which no skip is the identity (appendix F)"""
 

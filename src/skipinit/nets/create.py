@@ -69,13 +69,17 @@ def build(config: ModelConfig | TheoryConfig, seed: int | None = None) -> Residu
 
 
 def _initialize(net: ResidualNet, design: Design, generator: torch.Generator | None) -> None:
-    """He everywhere (section 2.3), then what Fixup changes (section 6)."""
+    """He everywhere (section 2.3), then the classifier as asked for and what Fixup changes (section 6)."""
     init.he(net, generator)
+    if design.classifier_init == "lecun":
+        init.lecun(net.head, generator)
+    elif design.classifier_init == "zero":
+        init.zero_last([net.head])
     branches: list[nn.Module] = [block.get_submodule("branch") for block in net.blocks]
     if design.depth_scaled:
         init.scale_by_depth(branches)
     if design.zero_last:
-        init.zero_last([*branches, net.head])
+        init.zero_last(branches)
 
 
 def from_pretrained(folder: str | Path) -> ResidualNet:

@@ -39,7 +39,7 @@ def lecun(module: nn.Module, generator: torch.Generator | None = None) -> None:
 
 @torch.no_grad()
 def zero_last(parts: Iterable[nn.Module]) -> None:
-    """Fixup 1: the last convolution of each branch, and the classifier of the head, start at zero."""
+    """The last convolution or dense layer of each part starts at zero: Fixup 1, for branches and head."""
     for part in parts:
         weighted_layers(part)[-1].weight.zero_()
 

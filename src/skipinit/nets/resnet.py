@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .architectures import Architecture
-from .blocks import PostActivationBlock, PreActivationBlock, TransitionBlock
+from .blocks import PostActivationBlock, PreActivationBlock, transition_kind
 from .layers import Layers, Named
 
 _STEM_CHANNELS = 64
@@ -52,7 +52,8 @@ def _block_v2(layers: Layers, channels: int, middle: int, stride: int) -> nn.Mod
     )
     if channels == out:
         return PreActivationBlock(preactivation, branch, layers.merge(out), stride)
-    return TransitionBlock(preactivation, layers.project(channels, out, stride), branch, layers.merge(out))
+    transition = transition_kind(layers.design.raw_projection)
+    return transition(preactivation, layers.project(channels, out, stride), branch, layers.merge(out))
 
 
 def resnet_v1(architecture: Architecture, layers: Layers, in_channels: int, classes: int) -> Parts:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from ..config import ModelConfig
+from ..config import ClassifierInit, ModelConfig
 from ..errors import ConfigError, unknown_name
 from .architectures import Architecture
 
@@ -118,6 +118,8 @@ class Design:
     dropout: float
     zero_last: bool
     depth_scaled: bool
+    classifier_init: ClassifierInit
+    raw_projection: bool
 
 
 def resolve(config: ModelConfig, architecture: Architecture) -> Design:
@@ -142,6 +144,8 @@ def resolve(config: ModelConfig, architecture: Architecture) -> Design:
         dropout=drop if config.dropout is None else config.dropout,
         zero_last=1 in components,
         depth_scaled=2 in components,
+        classifier_init=config.classifier_init or ("zero" if 1 in components else "he"),
+        raw_projection=config.projection == "raw",
     )
 
 
@@ -167,6 +171,10 @@ def _refuse_undefined(config: ModelConfig, scheme: Scheme, architecture: Archite
         refuse("scalar_bias", "it sits between merge and ReLU, which only resnet*_v1 has")
     if config.fixup_components is not None and not scheme.fixup:
         refuse("fixup_components", f"they belong to {_names(lambda s: s.fixup)}")
+    if config.classifier_init is not None and scheme.fixup:
+        refuse("classifier_init", "Fixup starts the classifier at zero (component 1)")
+    if config.projection is not None and architecture.post_activation:
+        refuse("projection", "it chooses between x and relu(x), which only pre-activation networks have")
 
 
 def _names(belongs: Callable[[Scheme], bool]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from .architectures import Architecture
-from .blocks import PreActivationBlock, TransitionBlock
+from .blocks import PreActivationBlock, transition_kind
 from .layers import Layers, Named
 
 _STEM_CHANNELS = 16
@@ -39,4 +39,5 @@ def _block(layers: Layers, channels: int, out: int, stride: int) -> nn.Module:
     merge = layers.merge(out)
     if channels == out and stride == 1:
         return PreActivationBlock(preactivation, branch, merge)
-    return TransitionBlock(preactivation, layers.project(channels, out, stride), branch, merge)
+    transition = transition_kind(layers.design.raw_projection)
+    return transition(preactivation, layers.project(channels, out, stride), branch, merge)

@@ -14,7 +14,7 @@ import math
 import re
 from collections.abc import Sequence
 from types import NoneType, UnionType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from ..config import ModelConfig, TrainConfig
 from ..errors import ConfigError
@@ -65,7 +65,7 @@ def _items(axis: str, text: str) -> Sequence[object]:
 def _convert(axis: str, value: object) -> Any:
     """`value` in the axis's one type: equal values must have equal identities."""
     hint = AXES[axis]
-    kinds = get_args(hint) if get_origin(hint) is UnionType else (hint,)
+    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     for kind in sorted(kinds, key=lambda kind: kind is str):  # text takes anything, so it is tried last
         try:
             return _read(kind, value.strip() if isinstance(value, str) else value)

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..nets.blocks import PreActivationBlock, TransitionBlock
+from ..nets.blocks import PreActivationBlock, RawTransitionBlock, TransitionBlock
 from ..nets.merge import Add, DivideSqrt2, SkipInit
 from .convolution import FEW_CHANNELS, convolve_into, weight_gradients
 
@@ -178,4 +178,4 @@ def _convolutions(block: Block) -> list[nn.Conv2d]:
 def _enter(block: TransitionBlock, x: Tensor) -> tuple[Tensor, Tensor]:
     """A transition up to its second ReLU: its skip, and what its branch has by then."""
     h = block.preactivation(x)
-    return block.skip(h), block.branch[0](h)
+    return block.skip(x if isinstance(block, RawTransitionBlock) else h), block.branch[0](h)
