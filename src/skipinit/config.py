@@ -54,7 +54,7 @@ class ModelConfig:
     classifier_init: ClassifierInit | None = None
     """How the classifier's weights start; the paper says He for convolutions and nothing for the classifier."""
     projection: Projection | None = None
-    """What the 1x1 convolution on the skip of a transition sees: relu(x), as the branch does, or x itself."""
+    """What the 1x1 convolution on a transition's skip sees: relu(x), as the branch does, or x itself."""
 
     def __post_init__(self) -> None:
         _make_floats(self, "alpha", "dropout")
