@@ -52,7 +52,7 @@ class ModelConfig:
     fixup_components: tuple[int, ...] | None = None
     """Which of Fixup's four components are on; all if not given."""
     classifier_init: ClassifierInit | None = None
-    """How the classifier's weights start; the paper says He for convolutions and nothing for the classifier."""
+    """How the classifier's weights start; the paper says how convolutions do and is silent about it."""
     projection: Projection | None = None
     """What the 1x1 convolution on a transition's skip sees: relu(x), as the branch does, or x itself."""
 
