@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from skipinit.config import ModelConfig
 from skipinit.nets.create import build
-from skipinit.nets.merge import Add, DivideSqrt2, NormalizeOutput, NormalizeSkip, SkipInit
+from skipinit.nets.merges import Add, DivideSqrt2, NormalizeOutput, NormalizeSkip, SkipInit
 from skipinit.sweeping.workload import count_work
 
 BYTES_PER_SECOND = 4.8e12

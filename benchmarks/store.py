@@ -18,9 +18,8 @@ from pathlib import Path
 from skipinit.config import TrainConfig, identity
 from skipinit.provenance import Provenance
 from skipinit.sweeping.grid import expand
-from skipinit.sweeping.records import Trial
 from skipinit.sweeping.store import open_writer
-from skipinit.training.records import EpochRecord
+from skipinit.training.records import EpochRecord, Trial
 
 EPOCHS = 200
 PACK = 16

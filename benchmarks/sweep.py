@@ -36,9 +36,9 @@ from skipinit.config import TrainConfig
 from skipinit.data.catalog import DATA_SETS
 from skipinit.provenance import Provenance
 from skipinit.sweeping.memory import pack_memory
-from skipinit.training.batches import DeviceSource
-from skipinit.training.executor import Executor, make_executor
+from skipinit.training.loop import Executor, make_executor
 from skipinit.training.run import Run
+from skipinit.training.sources import DeviceSource
 from skipinit.training.world import World, find_device
 
 ON_GPU = [

@@ -28,9 +28,9 @@ from skipinit.data.catalog import DATA_SETS
 from skipinit.data.images import ImageSet, load
 from skipinit.nets.create import build
 from skipinit.provenance import Provenance
-from skipinit.training.batches import DeviceSource
-from skipinit.training.executor import make_executor
+from skipinit.training.loop import make_executor
 from skipinit.training.run import Run
+from skipinit.training.sources import DeviceSource
 from skipinit.training.world import World, find_device
 
 BATCH = 64

@@ -74,7 +74,7 @@ def test_the_walk_sees_imports() -> None:
     """So that the test above cannot pass by seeing nothing."""
     assert ("errors", "ConfigError") in imported(PACKAGE / "config.py")
     assert ("config", "ModelConfig") in imported(PACKAGE / "nets" / "schemes.py")
-    assert ("nets", "architectures", "Architecture") in imported(PACKAGE / "nets" / "resnet.py")
+    assert ("nets", "architectures", "Architecture") in imported(PACKAGE / "nets" / "networks.py")
 
 
 @pytest.mark.parametrize(

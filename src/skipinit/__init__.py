@@ -18,21 +18,20 @@ if TYPE_CHECKING:
     from .nets.architectures import list_models
     from .nets.create import create_model, from_pretrained
     from .nets.describe import describe
-    from .nets.l2 import l2_parameters
-    from .nets.norm import GhostBatchNorm2d
+    from .nets.layers import l2_parameters
+    from .nets.merges import GhostBatchNorm2d
     from .nets.schemes import list_schemes
-    from .probing.finder import find_residual_adds
-    from .probing.measure import probe
+    from .probing.measure import find_residual_adds, probe
     from .sweeping.api import sweep
     from .sweeping.results import results
     from .training.api import train
-    from .training.defaults import make_train_config
+    from .training.protocol import make_train_config
     from .training.records import TrainResult
 
 _HOME = {
     "ConfigError": "errors",
     "DataError": "errors",
-    "GhostBatchNorm2d": "nets.norm",
+    "GhostBatchNorm2d": "nets.merges",
     "ModelConfig": "config",
     "SkipinitError": "errors",
     "TheoryConfig": "config",
@@ -41,12 +40,12 @@ _HOME = {
     "convert": "converting.convert",
     "create_model": "nets.create",
     "describe": "nets.describe",
+    "find_residual_adds": "probing.measure",
     "from_pretrained": "nets.create",
-    "l2_parameters": "nets.l2",
+    "l2_parameters": "nets.layers",
     "list_models": "nets.architectures",
     "list_schemes": "nets.schemes",
-    "find_residual_adds": "probing.finder",
-    "make_train_config": "training.defaults",
+    "make_train_config": "training.protocol",
     "probe": "probing.measure",
     "results": "sweeping.results",
     "sweep": "sweeping.api",

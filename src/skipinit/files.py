@@ -1,9 +1,18 @@
-"""Writing a file whole: it is complete under its name, or it is not there."""
+"""Files written whole, complete under their name or not there, and one writer per folder."""
 
 from __future__ import annotations
 
+import fcntl
+import json
 import os
-from collections.abc import Callable
+import shlex
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO
 
@@ -26,3 +35,88 @@ def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
     except OSError as error:
         reason = error.strerror or error
         raise SkipinitError(f"{path}: cannot be written ({reason}); choose another place") from error
+
+
+_PATIENCE = 0.5
+"""Seconds for which a new writer asks again: `holder` takes the lock for an instant to see if it is free."""
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Who writes."""
+
+    pid: int
+    host: str
+    command: str
+    since: str
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}, since {self.since}: {self.command}"
+
+
+@contextmanager
+def writer_lock(path: Path) -> Iterator[None]:
+    """Hold the lock at `path`, or say who does. The file stays: removing it would let two in at once."""
+    with _writable(path):
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        _acquire(descriptor, path)
+        with _writable(path):
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, json.dumps(asdict(_myself())).encode(), 0)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _writable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise SkipinitError(
+            f"{path.parent}: cannot be written ({error.strerror}); make it writable or choose another folder"
+        ) from None
+
+
+def holder(path: Path) -> Holder | None:
+    """Who holds the lock at `path` now; None where nobody does."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return _read(descriptor)
+    else:
+        return None
+    finally:
+        os.close(descriptor)
+
+
+def _acquire(descriptor: int, path: Path) -> None:
+    deadline = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise SkipinitError(
+                    f"{path.parent} is being written by {_read(descriptor)}; wait for it, or stop it first"
+                ) from None
+        except OSError as error:
+            raise SkipinitError(f"{path}: this file system has no file locks ({error.strerror})") from None
+        time.sleep(0.05)
+
+
+def _read(descriptor: int) -> Holder:
+    try:
+        return Holder(**json.loads(os.pread(descriptor, 65536, 0)))
+    except (ValueError, TypeError):  # between taking the lock and signing it
+        return Holder(0, "this machine or another", "unknown", "now")
+
+
+def _myself() -> Holder:
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    return Holder(os.getpid(), socket.gethostname(), shlex.join(sys.argv), now)

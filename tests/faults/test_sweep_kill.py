@@ -29,7 +29,7 @@ _TRIALS = Grid(tuple(replace(_CONFIG, seed=seed) for seed in range(60)))
 
 # Processes fork from a server that has imported torch: the instants fall into the sweep, not into imports.
 _PROCESSES = multiprocessing.get_context("forkserver")
-_PROCESSES.set_forkserver_preload(["skipinit.sweeping.engine", "skipinit.data.digits"])
+_PROCESSES.set_forkserver_preload(["skipinit.sweeping.engine", "skipinit.data.images"])
 
 
 def _work(out: Path) -> None:

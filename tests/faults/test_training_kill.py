@@ -19,7 +19,7 @@ import torch
 
 from skipinit.config import ModelConfig, TrainConfig
 from skipinit.training.api import train
-from skipinit.training.stop import Stop
+from skipinit.training.control import Stop
 
 _CONFIG = TrainConfig(
     ModelConfig("wrn10_1", "regularized-skipinit", num_classes=10, in_channels=1),
@@ -34,7 +34,7 @@ _NORMALIZED = replace(
 
 # Processes fork from a server that has imported torch: the instants fall into training, not into imports.
 _PROCESSES = multiprocessing.get_context("forkserver")
-_PROCESSES.set_forkserver_preload(["skipinit.training.api", "skipinit.data.digits"])
+_PROCESSES.set_forkserver_preload(["skipinit.training.api", "skipinit.data.images"])
 
 
 def _work(config: TrainConfig, out: Path) -> None:

@@ -21,10 +21,10 @@ import torch
 from skipinit.config import ModelConfig, TrainConfig
 from skipinit.errors import SkipinitError
 from skipinit.training.api import train
-from skipinit.training.stop import Stop
+from skipinit.training.control import Stop
 
 _PROCESSES = multiprocessing.get_context("forkserver")
-_PROCESSES.set_forkserver_preload(["skipinit.training.api", "skipinit.data.digits"])
+_PROCESSES.set_forkserver_preload(["skipinit.training.api", "skipinit.data.images"])
 _PATIENCE = 120
 
 

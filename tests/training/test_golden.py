@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from golden import FILE, losses, machine
+from support.golden import FILE, losses, machine
 
 ROUNDING = 0.02
 """Two epochs multiply a difference in the last bit to 4e-3 between two instruction sets of one CPU."""

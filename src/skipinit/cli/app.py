@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import tyro
 from tyro.extras import SubcommandApp
 
-from . import convert, demo, nets, probe, report, reproduce, store, sweep, train
+from . import convert, demo, nets, probe, reproduce, store, sweep, train
 
 _DESCRIPTION = "Deep residual networks with and without normalization: build, probe, convert, train, compare."
 
@@ -26,7 +26,7 @@ _COMMANDS = (
     store.results,
     reproduce.reproduce,
     reproduce.claims,
-    report.report,
+    reproduce.report,
 )
 
 

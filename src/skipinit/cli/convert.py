@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from ..converting.schemes import find_scheme
+from ..converting.conversions import find_scheme
 from ..errors import ConfigError
 from .flags import Json
 from .probe import InputFlags
@@ -60,7 +60,7 @@ def convert(
 
     from ..converting.convert import convert as take_norms_out
     from ..files import write_whole
-    from ..probing.factory import load_model
+    from ..probing.forward import load_model
 
     torch.manual_seed(seed)
     converted, report = take_norms_out(

@@ -10,7 +10,7 @@ import tyro
 
 from ..config import ClassifierInit, ModelConfig, Projection
 from ..errors import ConfigError
-from ..sweeping.axis import number_of
+from ..sweeping.grid import number_of
 
 
 def given(metavar: str) -> Any:

@@ -17,8 +17,8 @@ from .flags import Json, NetworkFlags
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from ..probing.figures import MeasuredFigure
-    from ..probing.report import ProbeReport
+    from ..paper.theory_figures import MeasuredFigure
+    from ..probing.balance import ProbeReport
 
 _VALUES_PER_BATCH = 64 * 3 * 32 * 32
 _Count = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")]
@@ -125,8 +125,8 @@ def probe(
 
 
 def _figure(name: str, seed: int, device: str, networks: int | None, plot: Path | None) -> MeasuredFigure:
-    from ..probing.figures import FIGURES, measure_figure
-    from ..training.progress import steps_bar
+    from ..paper.theory_figures import FIGURES, measure_figure
+    from ..training.control import steps_bar
 
     found = next((figure for figure in FIGURES if figure == name), None)
     if found is None:
@@ -144,7 +144,7 @@ def _build(name: str, network: NetworkFlags, theory: TheoryFlags, inputs: InputF
     if name not in THEORY_NETWORKS and (theory.blocks or theory.width):
         raise ConfigError(f"--blocks and --width belong to the theory networks, {', '.join(THEORY_NETWORKS)}")
     if ":" in name:
-        from ..probing.factory import load_model
+        from ..probing.forward import load_model
 
         return load_model(name)
     from ..nets.create import build, create_model

@@ -1,4 +1,4 @@
-"""`skipinit reproduce` and `skipinit claims`."""
+"""`skipinit reproduce`, `skipinit claims` and `skipinit report`."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ from rich.table import Table
 
 from ..config import Precision
 from ..errors import ConfigError, unknown_name
-from ..paper.methods import METHODS
 from ..paper.presets import PRESETS, find_preset
-from ..paper.recipes import Order, find_recipes
+from ..paper.recipes import METHODS, Order, find_recipes
 from .flags import Json, given, seconds_of
 
 Names = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="TABLE|FIGURE")]
+
+
 Folders = Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
+
+
 _FAILED_TRIALS, _STOPPED = 3, 130
 
 
@@ -124,7 +127,7 @@ def _known(methods: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _print_list(device: str) -> None:
-    from ..paper.cost import estimate_costs
+    from ..paper.reproduce import estimate_costs
 
     console = Console(highlight=False)
     table = Table("", "", *(f"{name}\ntrials, time" for name in PRESETS), box=None, pad_edge=False)
@@ -136,3 +139,17 @@ def _print_list(device: str) -> None:
     for preset in PRESETS.values():
         console.print(f"{preset.name:8} {preset.about}", markup=False)
     console.print(f"methods: {'; '.join(METHODS)}", markup=False)
+
+
+def report(folders: Folders = (), out: Path = Path("report.html")) -> None:
+    """Write one HTML file: tables, figures and claims of the paper beside what was measured.
+
+    Args:
+        folders: Folders that `reproduce` or `sweep` filled, or files that `store export` wrote.
+        out: The file to write; it needs nothing else, not even a network.
+    """
+    from ..paper.collect import collect
+    from ..report.page import write_report
+
+    write_report(collect(some_folders(folders)), out)
+    print(out)

@@ -20,10 +20,11 @@ from rich.table import Table
 from rich.text import Text
 
 from ..errors import ConfigError
-from ..sweeping import exchange
-from ..sweeping.axis import AXES
-from ..sweeping.progress import Progress, progress
-from ..sweeping.results import Row, varying
+from ..sweeping.exchange import Merged, entries, export_results
+from ..sweeping.exchange import merge as merge_into
+from ..sweeping.exchange import read_results as read_export
+from ..sweeping.grid import AXES
+from ..sweeping.results import Progress, Row, progress, varying
 from ..sweeping.results import results as read_results
 from ..sweeping.store import open_store, open_writer
 from .flags import Json
@@ -102,7 +103,7 @@ def merge(target: Annotated[Folder, tyro.conf.arg(metavar="INTO")], sources: Fol
         stores = [stack.enter_context(open_store(source)) for source in sources]
         writer = stack.enter_context(open_writer(target))
         for source, store in zip(sources, stores, strict=True):
-            _print_merged(source, exchange.merge(writer, exchange.entries(store)))
+            _print_merged(source, merge_into(writer, entries(store)))
 
 
 def export(folder: Folder, file: File, curves: bool = False) -> None:
@@ -114,7 +115,7 @@ def export(folder: Folder, file: File, curves: bool = False) -> None:
         curves: Every epoch, not only the last.
     """
     with open_store(folder) as store:
-        count = exchange.export_results(store, file, curves)
+        count = export_results(store, file, curves)
     print(f"{file}: {count} results")
 
 
@@ -125,12 +126,12 @@ def import_(folder: Folder, file: File) -> None:
         folder: Folder of the sweep; made if it does not exist.
         file: What `skipinit store export` wrote.
     """
-    found = exchange.read_results(file)
+    found = read_export(file)
     with open_writer(folder) as writer:
-        _print_merged(file, exchange.merge(writer, found))
+        _print_merged(file, merge_into(writer, found))
 
 
-def _print_merged(source: Path, merged: exchange.Merged) -> None:
+def _print_merged(source: Path, merged: Merged) -> None:
     print(f"{source}: {merged.added} trials added, {merged.updated} updated, {merged.kept} known already")
     for id in merged.conflicts:
         print(f"{source}: trial {id} has another result here; the first is kept", file=sys.stderr)

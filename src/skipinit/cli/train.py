@@ -13,7 +13,7 @@ import tyro
 
 from ..config import CropPadding, Precision, Schedule, identity
 from ..data.catalog import describe
-from ..training.defaults import make_train_config
+from ..training.protocol import make_train_config
 from ..training.records import TrainResult
 from .flags import Json, NetworkFlags, given, rate_of
 

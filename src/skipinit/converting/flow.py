@@ -10,11 +10,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..probing.finder import ResidualAdd, describe
-from ..probing.lineage import Node
-from ..probing.operators import Kind
-from ..probing.run import Batch, watched
-from ..probing.watch import Sighting, Watcher
+from ..probing.adds import ResidualAdd, describe
+from ..probing.forward import Batch, watched
+from ..probing.operations import Kind, Node
+from ..probing.trace import Sighting, Watcher
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,11 @@
-"""Batch norm at test time is a scale and a shift per channel; after a linear map it is part of that map."""
+"""Keeping what a model computes: batch norm as a scale and a shift, and the check that outputs agree.
+
+Batch norm at test time is a scale and a shift per channel; after a linear map it is part of that map.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,6 +13,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..errors import ConfigError
+from ..probing.forward import Batch
+from .flow import tensors_in
 
 _FOLDABLE = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
 
@@ -55,3 +61,39 @@ def fold(layer: nn.Module, affine: Affine) -> None:
     bias = affine.shift if old is None else _exact(old) * affine.scale + affine.shift
     weight.copy_(_exact(weight) * scale)
     layer.register_parameter("bias", nn.Parameter(bias.to(weight), requires_grad=weight.requires_grad))
+
+
+@torch.no_grad()
+def outputs_in_evaluation(model: nn.Module, batch: Batch) -> list[Tensor]:
+    """The floating-point tensors of the model's output; its training mode is left as it was."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        match batch:
+            case Tensor():
+                output = model(batch.clone())
+            case tuple() | list():
+                output = model(*batch)
+            case _:
+                output = model(**batch)
+    finally:
+        for module, mode in modes:
+            module.training = mode
+    return [tensor for tensor in tensors_in(output) if tensor.is_floating_point()]
+
+
+def largest_difference(outputs: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+    """max |output - expected| / max |expected|, the worst over all tensors; NaN if anything is."""
+    if len(outputs) != len(expected):
+        return float("inf")
+    ratios = [
+        ((output - wanted).abs().max() / wanted.abs().max().clamp(min=torch.finfo(wanted.dtype).tiny)).item()
+        for output, wanted in zip(outputs, expected, strict=True)
+        if wanted.numel()
+    ]
+    return max(ratios, default=0.0, key=lambda ratio: float("inf") if ratio != ratio else ratio)
+
+
+def tolerance(expected: Sequence[Tensor]) -> float:
+    """The square root of the coarsest rounding error: more than folding costs, less than a mistake does."""
+    return max((torch.finfo(tensor.dtype).eps ** 0.5 for tensor in expected), default=0.0)

@@ -9,36 +9,36 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from .augment import EpochPlan as EpochPlan
     from .augment import crop_flip as crop_flip
+    from .augment import epoch_plan as epoch_plan
     from .augment import standardize as standardize
-    from .batches import folder_batches as folder_batches
     from .catalog import DATA_SETS as DATA_SETS
     from .catalog import DataSet as DataSet
     from .catalog import describe as describe
-    from .decode import CentreCrop as CentreCrop
-    from .decode import RandomCrop as RandomCrop
-    from .folder import ImageFolder as ImageFolder
-    from .folder import open_folder as open_folder
     from .images import ImageSet as ImageSet
     from .images import load as load
-    from .plan import EpochPlan as EpochPlan
-    from .plan import epoch_plan as epoch_plan
+    from .photographs import CentreCrop as CentreCrop
+    from .photographs import ImageFolder as ImageFolder
+    from .photographs import RandomCrop as RandomCrop
+    from .photographs import folder_batches as folder_batches
+    from .photographs import open_folder as open_folder
 
 _HOME = {
+    "CentreCrop": "photographs",
     "DATA_SETS": "catalog",
     "DataSet": "catalog",
-    "describe": "catalog",
+    "EpochPlan": "augment",
+    "ImageFolder": "photographs",
     "ImageSet": "images",
-    "load": "images",
-    "standardize": "augment",
+    "RandomCrop": "photographs",
     "crop_flip": "augment",
-    "EpochPlan": "plan",
-    "epoch_plan": "plan",
-    "ImageFolder": "folder",
-    "open_folder": "folder",
-    "CentreCrop": "decode",
-    "RandomCrop": "decode",
-    "folder_batches": "batches",
+    "describe": "catalog",
+    "epoch_plan": "augment",
+    "folder_batches": "photographs",
+    "load": "images",
+    "open_folder": "photographs",
+    "standardize": "augment",
 }
 __all__ = list(_HOME)
 

@@ -8,8 +8,13 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import DataError, unknown_name
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,7 @@ class DataSet:
 
 
 _CIFAR_PAGE = "https://www.cs.toronto.edu/~kriz/cifar.html, fetched on first use"
+
 
 DATA_SETS: dict[str, DataSet] = {
     entry.name: entry
@@ -68,7 +74,7 @@ def describe(name: str) -> DataSet:
     if name in DATA_SETS:
         return DATA_SETS[name]
     if Path(name).expanduser().is_dir():
-        from .folder import open_folder  # it needs numpy, which a look at the table does not
+        from .photographs import open_folder  # it needs numpy, which a look at the table does not
 
         folder = open_folder(name)
         return replace(
@@ -82,3 +88,10 @@ def describe(name: str) -> DataSet:
     if os.sep in name:
         raise DataError(f"{name}: no such folder; a path as data set is a folder with train/ and val/ inside")
     raise unknown_name("data set", name, DATA_SETS)
+
+
+class Labelled(NamedTuple):
+    """What a reader hands back for a split: images (N, C, H, W) and the class of each (N,)."""
+
+    images: NDArray[Any]
+    labels: NDArray[np.int64]

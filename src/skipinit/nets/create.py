@@ -11,15 +11,12 @@ from torch import nn
 
 from ..config import ModelConfig, TheoryConfig
 from ..errors import ConfigError, DataError
-from . import init
 from .architectures import THEORY_NETWORKS, find_architecture
-from .layers import Layers
-from .network import ResidualNet
+from .blocks import ResidualNet
+from .layers import Layers, he, lecun, scale_by_depth, zero_last
+from .networks import resnet_v1, resnet_v2, theory_net, wide_resnet
 from .pretrained import load_weights, read_config, read_weights
-from .resnet import resnet_v1, resnet_v2
 from .schemes import Design, resolve
-from .theory import theory_net
-from .wideresnet import wide_resnet
 
 _PARTS = {"wide-resnet": wide_resnet, "resnet-v2": resnet_v2, "resnet-v1": resnet_v1}
 
@@ -70,16 +67,16 @@ def build(config: ModelConfig | TheoryConfig, seed: int | None = None) -> Residu
 
 def _initialize(net: ResidualNet, design: Design, generator: torch.Generator | None) -> None:
     """He everywhere (section 2.3), then the classifier as asked for and what Fixup changes (section 6)."""
-    init.he(net, generator)
+    he(net, generator)
     if design.classifier_init == "lecun":
-        init.lecun(net.head, generator)
+        lecun(net.head, generator)
     elif design.classifier_init == "zero":
-        init.zero_last([net.head])
+        zero_last([net.head])
     branches: list[nn.Module] = [block.get_submodule("branch") for block in net.blocks]
     if design.depth_scaled:
-        init.scale_by_depth(branches)
+        scale_by_depth(branches)
     if design.zero_last:
-        init.zero_last(branches)
+        zero_last(branches)
 
 
 def from_pretrained(folder: str | Path) -> ResidualNet:

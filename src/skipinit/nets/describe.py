@@ -13,8 +13,7 @@ from ..config import ModelConfig, TheoryConfig
 from .architectures import THEORY_NETWORKS, find_architecture
 from .blocks import PostActivationBlock
 from .create import build
-from .init import weighted_layers
-from .l2 import l2_parameters
+from .layers import l2_parameters, weighted_layers
 
 
 @dataclass(frozen=True)

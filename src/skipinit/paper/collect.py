@@ -17,14 +17,12 @@ from typing import Any
 from ..config import Precision, TrainConfig
 from ..errors import DataError
 from ..sweeping.exchange import read_results
-from ..sweeping.records import Trial
-from ..sweeping.results import CellResult, cells
-from ..sweeping.statistics import Trim
+from ..sweeping.results import CellResult, Trim, cells
 from ..sweeping.store import FILE, open_store
+from ..training.records import Trial
 from .claims.claim import Claim, State, Verdict
-from .measured import Address, Measurements, Outcome
 from .presets import PRECISIONS, PRESETS, Preset
-from .published import exhibits, find_exhibit
+from .published import Address, Measurements, Outcome, exhibits, find_exhibit
 from .recipes import CellPlan, Order, plan_exhibit
 
 INITIALIZATION = "initialization"

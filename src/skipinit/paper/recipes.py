@@ -1,4 +1,5 @@
-"""One recipe per table and figure: which exhibits it fills, and the trials that fill them.
+"""One recipe per table and figure: which exhibits it fills, the methods they compare, and the trials that
+fill them.
 
 A cell's trials share everything but rate and seed. Tables 1 and 3 are two readings of the same runs, as are
 the two halves of Figures 3 and 4; a trial asked for twice is run once.
@@ -11,16 +12,71 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..config import Precision, TrainConfig
+from ..config import ModelConfig, Precision, TrainConfig
 from ..data.catalog import describe
 from ..errors import ConfigError, unknown_name
 from ..nets.schemes import SCHEMES
 from ..sweeping.grid import Grid, join
-from ..training.defaults import make_train_config
-from .measured import Address
-from .methods import METHODS, Method
+from ..training.protocol import make_train_config
 from .presets import Effort, Preset
-from .published import RATE_GRID, Exhibit, FailedCell, TunedCell, find_exhibit
+from .published import RATE_GRID, Address, Exhibit, FailedCell, TunedCell, find_exhibit
+
+
+@dataclass(frozen=True)
+class Method:
+    """One column of a table or one curve of a figure."""
+
+    name: str
+    label: str
+    """As the paper writes it."""
+    scheme: str
+    alpha: float | str | None = None
+    l2: bool = True
+    """Whether it is trained with L2 regularization."""
+    biases: bool | None = None
+    scalar_bias: bool | None = None
+    fixup_components: tuple[int, ...] | None = None
+
+    def model(self, network: str) -> ModelConfig:
+        """The network of that name, built this way."""
+        return ModelConfig(
+            network,
+            scheme=self.scheme,
+            alpha=self.alpha,
+            biases=self.biases,
+            scalar_bias=self.scalar_bias,
+            fixup_components=self.fixup_components,
+        )
+
+
+_METHODS = (
+    Method("batchnorm", "Batch normalization", "batchnorm"),
+    Method("none", "No normalization", "none"),
+    Method("skipinit", "SkipInit (α = 0)", "skipinit"),
+    Method("skipinit alpha=1/sqrt(d)", "SkipInit (α = 1/√d)", "skipinit", alpha="1/sqrt(d)"),
+    Method("skipinit alpha=1", "SkipInit (α = 1)", "skipinit", alpha=1.0),
+    Method("skipinit without L2", "SkipInit without L2 (α = 0)", "skipinit", l2=False),
+    Method("skipinit without biases", "SkipInit without biases", "skipinit", biases=False),
+    Method("regularized-skipinit", "Regularized SkipInit", "regularized-skipinit"),
+    Method(
+        "regularized-skipinit scalar bias", "Regularized SkipInit + Scalar Bias", "regularized-skipinit",
+        scalar_bias=True,
+    ),
+    Method("divide-sqrt2", "Divide residual block by √2", "divide-sqrt2"),
+    Method(
+        "batchnorm-divide-sqrt2", "Divide batch-normalized residual block by √2", "batchnorm-divide-sqrt2"
+    ),
+    Method("batchnorm-block-end", "Adding BatchNorm at end of residual block", "batchnorm-block-end"),
+    Method("batchnorm-final-only", "Including only the final BatchNorm layer", "batchnorm-final-only"),
+    Method("fixup", "Fixup", "fixup"),
+    Method("fixup-dropout", "Fixup + Dropout", "fixup-dropout"),
+    Method("fixup component 1", "Fixup, component 1 alone", "fixup", fixup_components=(1,)),
+    Method("fixup component 2", "Fixup, component 2 alone", "fixup", fixup_components=(2,)),
+)  # fmt: skip
+
+
+METHODS = {method.name: method for method in _METHODS}
+
 
 DAMPENING = 0.9
 """The paper's rates are those of damped momentum."""
@@ -38,7 +94,7 @@ class Recipe:
     """The networks to measure at initialization."""
 
 
-_ALL = (
+_RECIPES = (
     Recipe("table1", "Test accuracy against depth, CIFAR-10", ("table1",), ("initial-loss",)),
     Recipe("table2", "ResNet50-V2 on ImageNet against batch size", ("table2",)),
     Recipe("table3", "Training loss against depth, CIFAR-10", ("table3",)),
@@ -55,7 +111,9 @@ _ALL = (
     Recipe("figure8", "Batch size with full-batch statistics, CIFAR-100", ("figure8",)),
 )
 
-RECIPES: Mapping[str, Recipe] = {recipe.name: recipe for recipe in _ALL}
+
+RECIPES: Mapping[str, Recipe] = {recipe.name: recipe for recipe in _RECIPES}
+
 
 # The figures print no axis; these span what captions and text speak of.
 _BATCH_SIZES = {
@@ -65,8 +123,11 @@ _BATCH_SIZES = {
     "figure8": tuple(2**n for n in range(10)),
 }
 
+
 # What the text reports without a column: Fixup's components (section 6), SkipInit without biases (section 5).
 _TEXT_ONLY = {"table2": ("skipinit without biases", "fixup component 1", "fixup component 2")}
+
+
 _TEXT_ONLY_BATCH = 256
 
 

@@ -10,12 +10,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..errors import ConfigError, SkipinitError
-from .finder import ResidualAdd, describe
-from .lineage import scalings
-from .operators import Kind
-from .report import ProbeReport, ProbeRow
-from .run import Batch, watched
-from .watch import Sighting, Watcher
+from .adds import ResidualAdd, describe, scalings
+from .balance import ProbeReport, ProbeRow
+from .forward import Batch, watched
+from .operations import Kind
+from .trace import Sighting, Watcher
 
 Loss = Callable[[Any, Tensor], Tensor]
 
@@ -50,6 +49,16 @@ def probe(
         num_blocks=len(adds),
         first_nonfinite=rows[end].name if end < len(rows) else None,
     )
+
+
+def find_residual_adds(model: nn.Module, batch: Batch) -> list[ResidualAdd]:
+    """The residual adds of one forward pass of `model` on `batch`; an empty list if it has none.
+
+    The model runs in training mode without gradients and is left as it was. `batch` is a tensor, a tuple of
+    arguments, or a dictionary of keyword arguments.
+    """
+    with watched(model, batch, measure=False) as (watcher, _):
+        return describe(model, watcher)
 
 
 class _Numbers:

@@ -13,10 +13,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from ..errors import ConfigError
-from .prediction import predict
+from .laws import predict
 
 if TYPE_CHECKING:
-    from .report import ProbeReport
+    from .balance import ProbeReport
 
 SUFFIXES = (".png", ".svg", ".pdf")
 # The colours of Okabe and Ito, which colour-blind readers tell apart; markers differ too.

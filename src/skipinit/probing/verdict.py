@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from .prediction import Prediction, predict, stages
+from .laws import Prediction, predict, stages
 
 if TYPE_CHECKING:
-    from .report import ProbeReport, ProbeRow
+    from .balance import ProbeReport, ProbeRow
 
 BIASED_BELOW = 1 / 3
 """A typical branch share under this is a bias towards the identity; equal operands have 1/2."""

@@ -6,14 +6,20 @@ event back; a share that a dead node took is sent again, with the checkpoints th
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
+import signal
 import socket
 import sys
 import time
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, redirect_stdout, suppress
+from functools import lru_cache
+from io import BytesIO
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import ray
@@ -22,18 +28,76 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ..config import TrainConfig, identity
 from ..errors import ConfigError, SkipinitError
-from ..training.stop import Stop
+from ..training.control import Stop
+from ..training.records import Event, Failed, Kept, Recorded
 from ..version import __version__
-from .events import Failed, Recorded
-from .keeper import Keeper
-from .node import Bell, train_share
+from .checkpoints import State, unpack_state
+from .engine import Keeper
 from .packs import split
-from .trainer import Options
+from .trainer import Options, Trainer, Workplace
+
+
+class Bell:
+    """An actor that all tasks can hear. (Ray's own way to cancel a task drops what it still has to say.)"""
+
+    def __init__(self) -> None:
+        self.event = asyncio.Event()
+
+    async def rung(self) -> None:
+        """Return when it has been rung."""
+        await self.event.wait()
+
+    async def ring(self) -> None:
+        """Ask all to stop."""
+        self.event.set()
+
+
+def train_share(
+    share: Sequence[TrainConfig], options: Options, device: str, contents: dict[str, bytes], rung: list[Any]
+) -> Iterator[Event]:
+    """Train on the node's device; a thread does, and this one passes on what it tells.
+
+    Args:
+        share: trials of one group.
+        options: how to train.
+        device: `cpu`, or `cuda` for the GPU that Ray has given to this process.
+        contents: checkpoints by the trials' identities.
+        rung: the bell's answer that comes when it is time to stop.
+    """
+    events: SimpleQueue[Event] = SimpleQueue()
+    stop = Stop()
+
+    def load(id: str) -> tuple[State | None, float]:
+        return unpack_state(BytesIO(contents[id]))
+
+    def tell(event: Event) -> None:
+        if isinstance(event, Kept):  # should the pack raise, each of its trials goes on from here
+            contents[event.id] = event.content
+        events.put(event)
+
+    with ThreadPoolExecutor(1) as thread:
+        training = thread.submit(lambda: Trainer(_workplace(device), options, load, tell, stop).train(share))
+        while not (training.done() and events.empty()):
+            if ray.wait(rung, timeout=0, fetch_local=False)[0]:
+                stop.signal = signal.SIGTERM
+            with suppress(Empty):
+                yield events.get(timeout=0.2)
+        training.result()
+
+
+@lru_cache(maxsize=1)
+def _workplace(device: str) -> Workplace:
+    """Ray trains many shares in one process: the data of the last one is still there."""
+    return Workplace(device)
+
 
 _TRIES = 3
 """Losses of its worker, with no epoch in between, after which a trial is taken to be the cause."""
+
+
 _GRACE = 60.0
 """Seconds for tasks to hand over their last checkpoints."""
+
 
 _Task = Any  # ray's ObjectRefGenerator, which has no public type
 

@@ -13,9 +13,8 @@ from urllib.parse import quote
 
 from ..errors import DataError
 from ..provenance import source_commit
-from ..training.records import EpochRecord
+from ..training.records import STATES, EpochRecord
 from ..version import __version__
-from .records import STATES
 
 SCHEMA = 1
 EPOCH_COLUMNS = tuple(field.name for field in fields(EpochRecord))

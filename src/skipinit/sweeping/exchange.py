@@ -17,9 +17,8 @@ from ..config import identity, to_dict, train_from_dict
 from ..errors import DataError
 from ..files import write_whole
 from ..provenance import Provenance
-from ..training.records import EpochRecord
+from ..training.records import EpochRecord, Trial
 from .database import EPOCH_COLUMNS
-from .records import Trial
 from .store import Store, Writer
 
 FORMAT = 1

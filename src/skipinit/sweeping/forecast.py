@@ -14,11 +14,11 @@ import torch
 from ..config import TrainConfig, identity
 from ..data.catalog import describe
 from ..errors import ConfigError
+from ..training.records import Trial
 from ..training.world import find_device
 from .memory import pack_memory
 from .pace import Pace
 from .packs import MEMORY_SHARE, PackKey, choose_size, group, split
-from .records import Trial
 from .store import FILE, open_store
 
 

@@ -12,7 +12,7 @@ import torch
 from ..config import TrainConfig
 from ..data.catalog import describe
 from ..provenance import Provenance
-from .records import Trial
+from ..training.records import Trial
 from .speed import PASSES, Speed, measure_speed
 from .workload import count_work
 

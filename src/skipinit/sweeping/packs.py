@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from ..config import TrainConfig
 
 if TYPE_CHECKING:  # a plan is made without torch
-    from ..training.data import Data
+    from ..training.sources import Data
     from ..training.world import World
 
 MEMORY_SHARE = 0.8
@@ -87,7 +87,7 @@ def _steps_per_second(configs: Sequence[TrainConfig], data: Data, world: World) 
     """Steps of all runs together; None where they do not fit."""
     import torch
 
-    from ..training.executor import make_executor
+    from ..training.loop import make_executor
     from ..training.run import Run
 
     torch.cuda.empty_cache()

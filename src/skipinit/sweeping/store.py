@@ -18,12 +18,10 @@ from typing import Any
 
 from ..config import TrainConfig, identity, to_dict, train_from_dict
 from ..errors import DataError, SkipinitError
-from ..lock import Holder, holder, writer_lock
+from ..files import Holder, holder, writer_lock
 from ..provenance import Provenance
-from ..training.records import EpochRecord
-from . import database
-from .database import EPOCH_COLUMNS, explained, transaction, utc_now
-from .records import State, Trial
+from ..training.records import EpochRecord, State, Trial
+from .database import EPOCH_COLUMNS, connect, create, explained, transaction, utc_now
 
 FILE = "sweep.sqlite"
 LOCK = "sweep.lock"
@@ -178,7 +176,7 @@ def open_store(folder: Path) -> Iterator[Store]:
     path = folder / FILE
     if not path.is_file():
         raise DataError(f"{folder}: no sweep is there (no {FILE}); give the folder that `sweep --out` named")
-    with closing(database.connect(path, write=False)) as connection:
+    with closing(connect(path, write=False)) as connection:
         yield Store(connection, path)
 
 
@@ -194,8 +192,8 @@ def open_writer(folder: Path) -> Iterator[Writer]:
     path = folder / FILE
     with writer_lock(folder / LOCK):
         if not path.exists():
-            database.create(path)
-        with closing(database.connect(path, write=True)) as connection:
+            create(path)
+        with closing(connect(path, write=True)) as connection:
             writer = Writer(connection, path)
             writer.open_session()
             yield writer

@@ -15,14 +15,13 @@ import torch
 from ..config import TrainConfig, identity
 from ..data.catalog import describe
 from ..provenance import Provenance
-from ..training.data import Data, open_data
+from ..training.control import Stop
 from ..training.loop import train_together
-from ..training.records import EpochRecord
+from ..training.records import Diverged, EpochRecord, Event, Failed, Finished, Kept, Recorded, Started, Tell
 from ..training.run import Run
-from ..training.stop import Stop
+from ..training.sources import Data, open_data
 from ..training.world import World, find_device
 from .checkpoints import Load, pack_state
-from .events import Diverged, Event, Failed, Finished, Kept, Recorded, Started, Tell
 from .packs import best_size, split
 
 

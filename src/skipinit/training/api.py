@@ -9,13 +9,12 @@ from pathlib import Path
 
 from ..config import TrainConfig
 from ..errors import ConfigError, SkipinitError
-from .data import open_data
+from .control import Bar, Stop, steps_bar, stopped_by_signals
 from .folder import RunFolder
 from .loop import train_together
-from .progress import Bar, steps_bar
 from .records import EpochRecord, TrainResult
 from .run import Run
-from .stop import Stop, stopped_by_signals
+from .sources import open_data
 from .tensorboard import Events
 from .world import World, open_world
 

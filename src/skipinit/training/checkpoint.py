@@ -8,9 +8,9 @@ import torch
 
 from ..data.catalog import describe
 from ..errors import ConfigError, DataError
-from .data import Data, open_data
 from .folder import RunFolder
 from .run import Run
+from .sources import Data, open_data
 from .world import World, find_device
 
 

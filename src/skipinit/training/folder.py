@@ -19,8 +19,7 @@ import torch
 
 from ..config import TrainConfig, to_dict, train_from_dict
 from ..errors import ConfigError, DataError, SkipinitError
-from ..files import write_whole
-from ..lock import writer_lock
+from ..files import write_whole, writer_lock
 from ..provenance import Provenance
 from .records import EpochRecord, TrainResult
 from .run import Run

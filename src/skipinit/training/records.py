@@ -1,9 +1,15 @@
-"""What a run leaves behind: a record of every epoch and how it ended."""
+"""What is known of a training run, as plain data: a record of every epoch, the trial, and what happens to
+it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
+
+from ..config import TrainConfig
+from ..provenance import Provenance
 
 
 @dataclass(frozen=True)
@@ -38,3 +44,102 @@ class TrainResult:
     def final(self) -> EpochRecord | None:
         """The last epoch's record, if there is one."""
         return self.records[-1] if self.records else None
+
+
+State = Literal["pending", "running", "failed", "diverged", "finished"]
+"""`failed`: it raised, and may be tried again. `diverged`: it went non-finite, which is a result."""
+
+
+STATES: tuple[State, ...] = get_args(State)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One trial as the store knows it."""
+
+    id: str
+    config: TrainConfig
+    state: State = "pending"
+    reason: str | None = None
+    traceback: str | None = None
+    classes: int | None = None
+    """Classes of the data set, known once the trial has started."""
+    provenance: Provenance | None = None
+    started: str | None = None
+    ended: str | None = None
+    seconds: float = 0.0
+    """What it cost: its share of the device's time, over all attempts."""
+    last: EpochRecord | None = None
+    """The last epoch recorded: of a finished trial, its result."""
+
+    @property
+    def has_result(self) -> bool:
+        """Whether it need never run again."""
+        return self.state in ("finished", "diverged")
+
+    @property
+    def epochs_done(self) -> int:
+        """Epochs that are not left to train; what raised is not tried again by itself."""
+        if self.has_result or self.state == "failed":
+            return self.config.epochs
+        return self.last.epoch if self.last else 0
+
+
+@dataclass(frozen=True)
+class Started:
+    """A trial trains, from the beginning or on from a checkpoint."""
+
+    id: str
+    provenance: Provenance
+    classes: int
+    epochs_done: int
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """Epochs that trials of one pack have behind them, each with its trial's identity."""
+
+    epochs: tuple[tuple[str, EpochRecord], ...]
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A checkpoint, as the bytes of its file."""
+
+    id: str
+    content: bytes
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A trial has its result."""
+
+    id: str
+    last: EpochRecord
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Diverged:
+    """A trial went non-finite after its epoch `last`, if it came that far: a result too."""
+
+    id: str
+    last: EpochRecord | None
+    reason: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A trial raised."""
+
+    id: str
+    reason: str
+    traceback: str
+    seconds: float
+
+
+Event = Started | Recorded | Kept | Finished | Diverged | Failed
+
+
+Tell = Callable[[Event], None]

@@ -15,21 +15,30 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from ..config import TrainConfig
-from ..data.seeds import mix
+from ..data.augment import mix
 from ..errors import ConfigError
+from ..nets.blocks import ResidualNet
 from ..nets.create import build
 from ..nets.layers import Dropout
-from ..nets.norm import GhostBatchNorm2d
-from .batches import Source
-from .compile import compile_pieces
+from ..nets.merges import GhostBatchNorm2d
+from .optimizer import learning_rates, make_optimizer, momentum_buffers
 from .records import EpochRecord
-from .running_statistics import RunningStatistics
-from .schedule import learning_rates
-from .sgd import make_optimizer, momentum_buffers
-from .world import World
+from .world import RunningStatistics, World
 
 if TYPE_CHECKING:
-    from .bfloat16 import RoundedWeights
+    from .kernels.bfloat16 import RoundedWeights
+    from .sources import Source
+
+
+_MOST_SHAPES = 64
+"""Kinds of block times modes that one process may meet; torch's own limit of 8 is for accidents."""
+
+
+def compile_pieces(model: ResidualNet) -> None:
+    """Let stem, blocks and head run compiled. Blocks of one shape share code: depth costs no compile time."""
+    torch._dynamo.config.recompile_limit = _MOST_SHAPES
+    for piece in (model.stem, *model.blocks, model.head):
+        piece.compile(dynamic=False)
 
 
 class Run:
@@ -47,8 +56,10 @@ class Run:
             # Tensor cores read channels last; anything else is transposed on the way in and out.
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
             if config.precision == "bfloat16":
-                from .bfloat16 import RoundedWeights  # needs Triton, which only GPU builds of torch bring
-                from .chain import chain_blocks
+                from .kernels.bfloat16 import (
+                    RoundedWeights,  # needs Triton, which only GPU builds of torch bring
+                )
+                from .kernels.chain import chain_blocks
 
                 self.rounded = RoundedWeights(self.model, chain_blocks(self.model.blocks))
             compile_pieces(self.model)

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..measured import Measurements
-from . import batch_size, depth, imagenet, initialization, regularization
+from ..published import Measurements
+from .about_batches import BATCH_SIZE as BATCH_SIZE
+from .about_batches import REGULARIZATION as REGULARIZATION
+from .about_depth import DEPTH as DEPTH
+from .about_depth import IMAGENET as IMAGENET
+from .about_depth import INITIALIZATION as INITIALIZATION
 from .claim import Claim, Verdict
 
 _ALL = (
-    *initialization.CLAIMS,
-    *depth.CLAIMS,
-    *batch_size.CLAIMS,
-    *regularization.CLAIMS,
-    *imagenet.CLAIMS,
+    *INITIALIZATION,
+    *DEPTH,
+    *BATCH_SIZE,
+    *REGULARIZATION,
+    *IMAGENET,
 )
 
 CLAIMS: Mapping[str, Claim] = {claim.id: claim for claim in _ALL}

@@ -1,12 +1,18 @@
-"""What a claim is: a statement of the paper, the rules that decide it, and the verdict they reach."""
+"""What a claim is: a statement of the paper, the rules that decide it, and the verdict they reach.
+
+The rules here are those over networks at initialization: rows of named numbers, mostly one per residual
+block. The paper measures one set of random weights, so a law is judged over all blocks together.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from statistics import fmean, linear_regression
 from typing import Literal
 
-from ..measured import Measurements
+from ..published import Measurements, Row
 
 State = Literal["holds", "does not hold", "not measured yet"]
 
@@ -81,3 +87,90 @@ class Claim:
     def check(self, measurements: Measurements) -> Verdict:
         """Whether it holds in these measurements."""
         return all_of(rule.judge(measurements) for rule in self.rules)
+
+
+Law = Callable[[float], float]
+
+
+APPROXIMATELY = 0.1
+"""Mean relative deviation over the blocks that still is `approximately equal`."""
+
+
+FEWEST_BLOCKS = 10
+
+
+def _over_rows(
+    figure: str,
+    columns: tuple[str, ...],
+    criterion: str,
+    decide: Callable[..., Verdict],
+    fewest: int = FEWEST_BLOCKS,
+) -> Rule:
+    """`decide` gets the depths and the columns."""
+    needs = f"{figure}: {', '.join(columns)} in {fewest} row{'s' * (fewest > 1)} or more"
+
+    def judge(measurements: Measurements) -> Verdict:
+        rows = measurements.rows.get(figure, ())
+        columns_found = [_column(rows, name) for name in ("depth", *columns)]
+        if len(rows) < fewest or any(len(column) < len(rows) for column in columns_found):
+            return missing(needs)
+        return decide(*columns_found)
+
+    return Rule(figure, needs, criterion, judge)
+
+
+def _column(rows: Sequence[Row], name: str) -> list[float]:
+    return [value for row in rows if (value := row.get(name)) is not None]
+
+
+def follows(figure: str, column: str, law: Law, formula: str) -> Rule:
+    """The column is approximately the law of the depth l."""
+
+    def decide(depths: list[float], measured: list[float]) -> Verdict:
+        return _close(f"{column} against {formula}", measured, [law(depth) for depth in depths])
+
+    criterion = f"{column} = {formula} within {APPROXIMATELY:.0%} on average"
+    return _over_rows(figure, (column,), criterion, decide)
+
+
+def equals(figure: str, column: str, other: str) -> Rule:
+    """Two columns are approximately equal."""
+
+    def decide(_: list[float], measured: list[float], reference: list[float]) -> Verdict:
+        return _close(f"{column} against {other}", measured, reference)
+
+    criterion = f"{column} = {other} within {APPROXIMATELY:.0%} on average"
+    return _over_rows(figure, (column, other), criterion, decide)
+
+
+def _close(what: str, measured: list[float], expected: list[float]) -> Verdict:
+    deviations = [abs(value / reference - 1) for value, reference in zip(measured, expected, strict=True)]
+    words = f"{what}: off by {fmean(deviations):.1%} on average and {max(deviations):.1%} at most"
+    return verdict(fmean(deviations) <= APPROXIMATELY, f"{words}, {len(deviations)} blocks")
+
+
+def proportional(figure: str, column: str, low: float = 0.0, high: float = math.inf) -> Rule:
+    """The column is c l^p with p near 1 and low ≤ c < high."""
+
+    def decide(depths: list[float], measured: list[float]) -> Verdict:
+        if min(measured) <= 0:
+            return verdict(False, f"{column} is not positive everywhere")
+        power = linear_regression(list(map(math.log, depths)), list(map(math.log, measured))).slope
+        coefficient = fmean(value / depth for value, depth in zip(measured, depths, strict=True))
+        holds = abs(power - 1) <= APPROXIMATELY and low <= coefficient < high
+        return verdict(holds, f"{column} ∝ l^{power:.2f}, and {coefficient:.2f} l on average")
+
+    limits = "" if high == math.inf else f", {low:g} ≤ {column} / l < {high:g} on average"
+    return _over_rows(figure, (column,), f"{column} ∝ l^p with |p - 1| ≤ {APPROXIMATELY:g}{limits}", decide)
+
+
+def below(figure: str, column: str, other: str, ratio: float = 1.0, fewest: int = FEWEST_BLOCKS) -> Rule:
+    """The column is less than `ratio` times the other in every row."""
+
+    def decide(_: list[float], smaller: list[float], larger: list[float]) -> Verdict:
+        ratios = [one / two for one, two in zip(smaller, larger, strict=True)]
+        words = f"{column} / {other} is {fmean(ratios):.3g} on average, {max(ratios):.3g} at most"
+        return verdict(max(ratios) < ratio, words)
+
+    criterion = f"{column} < {'' if ratio == 1 else f'{ratio:g} × '}{other} in every row"
+    return _over_rows(figure, (column, other), criterion, decide, fewest)

@@ -10,8 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ..measured import Address, BestRate, Measurements, Outcome
-from ..published import find_exhibit
+from ..published import Address, BestRate, Measurements, Outcome, find_exhibit
 from .claim import Rule, Verdict, all_of, missing, verdict
 
 FEWEST_RATES = 3

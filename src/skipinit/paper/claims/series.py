@@ -8,7 +8,7 @@ from itertools import combinations, pairwise
 from statistics import linear_regression
 from typing import Literal
 
-from ..measured import Measurements, Outcome, rate_text
+from ..published import Measurements, Outcome, rate_text
 from .claim import Rule, Verdict, missing, verdict
 from .points import At, Span, best_rates, needs, rates_agree, still_open
 

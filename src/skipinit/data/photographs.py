@@ -1,0 +1,252 @@
+"""A folder of photographs, train/<class>/… and val/<class>/…: which files there are, which part of each to
+take, and batches of them decoded by worker processes.
+
+Training takes a random part, testing the centre; either is a box in the photograph's own pixels.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from ..errors import DataError
+from .augment import mix
+from .fetch import find, search_path
+
+EXTENSIONS = (".jpeg", ".jpg", ".png")
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """The files of one split, sorted by class and name, and the class number of each."""
+
+    root: Path
+    files: NDArray[np.bytes_]
+    """`class/name`. One array, because a million Python strings would be copied into every worker process."""
+    labels: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def path(self, index: int) -> Path:
+        """Where image `index` lies."""
+        return self.root / os.fsdecode(self.files[index])
+
+
+@dataclass(frozen=True, eq=False)
+class ImageFolder:
+    """A data set of image files; a class's number is its place among the sorted names of train/."""
+
+    name: str
+    classes: tuple[str, ...]
+    train: Split
+    test: Split
+
+    @property
+    def num_classes(self) -> int:
+        """How many classes train/ has."""
+        return len(self.classes)
+
+
+def open_folder(name: str = "imagenet") -> ImageFolder:
+    """List the images of `imagenet`, found on the search path, or of the folder at the path `name`."""
+    root = find("imagenet") if name == "imagenet" else Path(name).expanduser()
+    if root is None:
+        looked = " or ".join(str(place / "imagenet") for place in search_path())
+        raise DataError(
+            f"imagenet is not at {looked}; lay it out there as train/<class>/*.JPEG and val/<class>/*.JPEG, "
+            "or give the path of such a folder"
+        )
+    classes = _class_names(root / "train")
+    tested = _class_names(root / "val")
+    for odd in sorted(set(tested) - set(classes)):
+        raise DataError(f"{root / 'val' / odd}: no such class in {root / 'train'}; remove it or add that")
+    numbers = {name: number for number, name in enumerate(classes)}
+    train, test = _list_split(root / "train", classes, numbers), _list_split(root / "val", tested, numbers)
+    return ImageFolder(name, tuple(classes), train, test)
+
+
+def _class_names(split: Path) -> list[str]:
+    if not split.is_dir():
+        raise DataError(f"{split}: no such folder; a data set of images has train/<class>/ and val/<class>/")
+    with os.scandir(split) as entries:
+        names = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+    if not names:
+        raise DataError(f"{split}: no class folders inside; sort its images into {split.name}/<class>/")
+    return names
+
+
+def _list_split(root: Path, classes: Sequence[str], numbers: dict[str, int]) -> Split:
+    files: list[bytes] = []
+    labels: list[int] = []
+    for name in classes:
+        with os.scandir(root / name) as entries:
+            images = sorted(entry.name for entry in entries if _is_image(entry.name))
+        if not images:
+            raise DataError(f"{root / name}: no images ({' '.join(EXTENSIONS)}) inside; fill it or remove it")
+        files += [os.fsencode(f"{name}/{image}") for image in images]
+        labels += [numbers[name]] * len(images)
+    return Split(root, np.array(files), np.array(labels, dtype=np.int64))
+
+
+def _is_image(name: str) -> bool:
+    return name.lower().endswith(EXTENSIONS) and not name.startswith(".")
+
+
+SIZE = 224
+
+
+class Crop(NamedTuple):
+    """The box of a photograph to show, in its pixels, and whether to mirror it."""
+
+    left: float
+    top: float
+    right: float
+    bottom: float
+    flip: bool
+
+
+CropRule = Callable[[int, int, int], Crop]
+"""From an image's number, width and height to its crop."""
+
+
+@dataclass(frozen=True)
+class RandomCrop:
+    """Training: 8–100 % of the area at a ratio of 3/4–4/3, anywhere, mirrored half the time.
+
+    The choice depends on (seed, epoch, image) and nothing else, so neither the number of worker processes
+    nor where a run was resumed can change it.
+    """
+
+    seed: int
+    epoch: int
+
+    def __call__(self, index: int, width: int, height: int) -> Crop:
+        """The crop of image `index` in this epoch."""
+        uniform = random.Random(mix("crop", self.seed, self.epoch, index)).random
+        flip = uniform() < 0.5
+        for _ in range(10):
+            area = (0.08 + 0.92 * uniform()) * width * height
+            ratio = (3 / 4) ** (1 - 2 * uniform())  # log-uniform between 3/4 and 4/3
+            w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+            if 0 < w <= width and 0 < h <= height:
+                left, top = int(uniform() * (width - w + 1)), int(uniform() * (height - h + 1))
+                return Crop(left, top, left + w, top + h, flip)
+        # So long and thin that nothing fitted: the largest centred part of an allowed ratio.
+        return _centred(width, height, min(width, height * 4 / 3), min(height, width * 4 / 3), flip)
+
+
+@dataclass(frozen=True)
+class CentreCrop:
+    """Testing: the shorter side brought to 256, the central 224×224 of that."""
+
+    def __call__(self, index: int, width: int, height: int) -> Crop:
+        """The same for every image of that width and height."""
+        side = min(width, height) * SIZE / 256
+        return _centred(width, height, side, side, flip=False)
+
+
+def _centred(width: int, height: int, w: float, h: float, flip: bool) -> Crop:
+    return Crop((width - w) / 2, (height - h) / 2, (width + w) / 2, (height + h) / 2, flip)
+
+
+def read_image(path: Path, index: int, rule: CropRule) -> NDArray[np.uint8]:
+    """Image `index` of a data set, at `path`, cropped by `rule`: uint8 (224, 224, 3)."""
+    try:
+        with Image.open(path) as photograph:
+            crop = rule(index, *photograph.size)
+            pixels = np.asarray(_show(photograph, crop))
+    except (OSError, SyntaxError, ValueError, struct.error, Image.DecompressionBombError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise DataError(f"{path}: not a readable image ({reason}); replace or remove it") from error
+    return pixels
+
+
+def _show(photograph: Image.Image, crop: Crop) -> Image.Image:
+    width, height = photograph.size
+    # A JPEG decodes at 1/2, 1/4 or 1/8 of its size for less work. Ask for the smallest size at which the
+    # crop still has 224 pixels each way; formats other than JPEG ignore the request.
+    least = (
+        math.ceil(width * SIZE / (crop.right - crop.left)),
+        math.ceil(height * SIZE / (crop.bottom - crop.top)),
+    )
+    drafted = photograph.draft("RGB", least)
+    shrink = drafted[1][2] / width if drafted else 1.0
+    box = (crop.left * shrink, crop.top * shrink, crop.right * shrink, crop.bottom * shrink)
+    rgb = photograph if photograph.mode == "RGB" else photograph.convert("RGB")
+    shown = rgb.resize((SIZE, SIZE), Image.Resampling.BILINEAR, box=box)
+    return shown.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if crop.flip else shown
+
+
+Batch = tuple[Tensor, Tensor]
+
+
+def folder_batches(
+    split: Split,
+    rows: Sequence[Sequence[int]],
+    rule: CropRule,
+    workers: int | None = None,
+    pin_memory: bool = False,
+) -> Iterator[Batch]:
+    """For each entry of `rows`, those images, uint8 (B, 3, 224, 224), channels last, and their labels.
+
+    `rows` is the whole order of service: to resume, leave out the batches that were had; to share an
+    epoch among processes, give each its own part of every batch. The images do not depend on `workers`,
+    by default as many as there are cores for this process; 0 decodes in the process itself.
+    """
+    loader = DataLoader(
+        _Decoded(split, rule),
+        batch_size=None,  # an item is a whole batch: the sampler says which images are in it
+        sampler=rows,
+        num_workers=_cores() if workers is None else workers,
+        collate_fn=_as_is,
+        pin_memory=pin_memory,
+        generator=torch.Generator(),  # else it would draw from the global one
+    )
+    for batch in loader:
+        if isinstance(batch, DataError):
+            raise batch
+        images, labels = batch
+        yield images, labels
+
+
+class _Decoded(Dataset[Batch | DataError]):
+    """Batches by the numbers of their images. An unreadable image makes the error the batch's value: raised
+    in a worker, it would reach the user wrapped in that process's traceback."""
+
+    def __init__(self, split: Split, rule: CropRule) -> None:
+        self.split = split
+        self.rule = rule
+
+    def __getitem__(self, row: Sequence[int]) -> Batch | DataError:
+        images = np.empty((len(row), SIZE, SIZE, 3), dtype=np.uint8)
+        try:
+            for place, index in enumerate(row):
+                images[place] = read_image(self.split.path(index), index, self.rule)
+        except DataError as error:
+            return error
+        labels = self.split.labels[np.asarray(row, dtype=np.int64)]
+        return torch.from_numpy(images).permute(0, 3, 1, 2), torch.from_numpy(labels)
+
+
+def _as_is(batch: Any) -> Any:
+    return batch
+
+
+def _cores() -> int:
+    """The cores this process may use, shared with the other processes that torchrun started here."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, usable // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))

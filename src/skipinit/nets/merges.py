@@ -1,0 +1,178 @@
+"""How skip and branch become a block's output, the paper's subject: one class per equation, and the batch
+norm of appendix A that some of them hold.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..errors import ConfigError
+
+
+class GhostBatchNorm2d(nn.BatchNorm2d):
+    """gamma (x - mu) / sqrt(sigma^2 + eps) + beta, with mu and sigma^2 of each `ghost_batch` examples.
+
+    The running averages are updated as if the ghosts came one after the other, so one large batch equals
+    its ghosts accumulated. They average the *biased* variance, as the paper does and torch does not. Where
+    no `ghost_batch` is given the whole batch is one ghost. `momentum` is torch's: the weight of the new.
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        ghost_batch: int | None = None,
+        eps: float = 1e-5,
+        momentum: float = 0.1,
+        batch_statistics_at_test: bool = False,
+    ) -> None:
+        super().__init__(num_features, eps=eps, momentum=momentum)
+        self.ghost_batch = ghost_batch
+        self.batch_statistics_at_test = batch_statistics_at_test
+        # torch counts batches only for cumulative averages, which this layer has not; the counter
+        # would cost a kernel per layer and step.
+        self.register_buffer("num_batches_tracked", None)
+
+    def reset_running_stats(self) -> None:
+        """Start the running averages anew, at mean 0 and variance 1."""
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        self.running_mean.zero_()
+        self.running_var.fill_(1)
+
+    def _load_from_state_dict(self, *arguments: Any) -> None:
+        # torch's batch norm would add the counter that this layer has not to any dict without metadata.
+        nn.Module._load_from_state_dict(self, *arguments)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalize by batch statistics in training, by the running averages at test time."""
+        if not self.training and not self.batch_statistics_at_test:
+            return F.batch_norm(
+                x, self.running_mean, self.running_var, self.weight, self.bias, training=False, eps=self.eps
+            )
+        batch = x.shape[0]
+        ghosts = self._count_ghosts(batch)
+        values = batch // ghosts * x[0, 0].numel()
+        if values == 1:
+            raise ConfigError("batch norm of one value per channel is always 0; use a larger batch or image")
+        statistics = torch.zeros(2, ghosts * self.num_features, device=x.device, dtype=self.weight.dtype)
+        mean, unbiased = statistics.unbind()
+        # momentum 1 leaves the statistics of this very batch in `mean` and `unbiased`.
+        folded, weight, bias = self._fold(x, ghosts)
+        out = F.batch_norm(folded, mean, unbiased, weight, bias, training=True, momentum=1.0, eps=self.eps)
+        if self.training:
+            with torch.no_grad():
+                self._average(mean.view(ghosts, -1), unbiased.view(ghosts, -1) * ((values - 1) / values))
+        if ghosts == 1:
+            return out
+        return out.view(batch // ghosts, ghosts, *x.shape[1:]).transpose(0, 1).flatten(0, 1)
+
+    def _fold(self, x: Tensor, ghosts: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Ghosts become channels, so that one batch norm of ghosts x channels normalizes them all."""
+        if ghosts == 1:
+            return x, self.weight, self.bias
+        folded = x.view(ghosts, x.shape[0] // ghosts, *x.shape[1:]).transpose(0, 1).flatten(1, 2)
+        return folded, self.weight.repeat(ghosts), self.bias.repeat(ghosts)
+
+    def _count_ghosts(self, batch: int) -> int:
+        if self.ghost_batch is None or not self.training:  # a test batch is one group, whatever its size
+            return 1
+        if batch % self.ghost_batch:
+            raise ConfigError(f"ghost_batch {self.ghost_batch} does not divide the batch of {batch} examples")
+        return batch // self.ghost_batch
+
+    def _average(self, means: Tensor, variances: Tensor) -> None:
+        """r <- (1 - m) r + m s for each ghost s in turn, in closed form."""
+        assert self.momentum is not None
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        ghosts = means.shape[0]
+        keep = 1 - self.momentum
+        if ghosts == 1:
+            self.running_mean.lerp_(means[0], self.momentum)
+            self.running_var.lerp_(variances[0], self.momentum)
+            return
+        later = torch.arange(ghosts - 1, -1, -1, device=means.device, dtype=means.dtype)
+        weights = self.momentum * keep**later
+        self.running_mean.mul_(keep**ghosts).add_(weights @ means)
+        self.running_var.mul_(keep**ghosts).add_(weights @ variances)
+
+    def extra_repr(self) -> str:
+        """Show the ghost batch where there is one."""
+        ghost = "" if self.ghost_batch is None else f", ghost_batch={self.ghost_batch}"
+        return f"{self.num_features}, eps={self.eps}, momentum={self.momentum}{ghost}"
+
+
+class Add(nn.Module):
+    """skip + branch"""
+
+    def forward(self, skip: Tensor, branch: Tensor) -> Tensor:
+        """Equal weight to both."""
+        return skip + branch
+
+
+class SkipInit(nn.Module):
+    """skip + alpha * branch
+
+    One learnable scalar per branch is all that SkipInit is (section 2.2).
+    """
+
+    def __init__(self, alpha: float = 0.0) -> None:
+        super().__init__()
+        self.start = alpha
+        self.alpha = nn.Parameter(torch.tensor(alpha))
+
+    def forward(self, skip: Tensor, branch: Tensor) -> Tensor:
+        """One fused operation; the cast keeps autocast from widening a bfloat16 skip path to float32."""
+        return torch.addcmul(skip, self.alpha.to(branch.dtype), branch)
+
+    def extra_repr(self) -> str:
+        """Show where alpha starts."""
+        return f"alpha={self.start:g} at initialization"
+
+
+class DivideSqrt2(nn.Module):
+    """(skip + branch) / sqrt(2)
+
+    The forward pass keeps its variance, yet skip and branch weigh the same (section 2.1).
+    """
+
+    def forward(self, skip: Tensor, branch: Tensor) -> Tensor:
+        """The block's whole output is scaled."""
+        return (skip + branch) * math.sqrt(0.5)
+
+
+class NormalizeOutput(nn.Module):
+    """BN(skip + branch)
+
+    Table 4: a norm on the skip path scales the skip down as much as the branch.
+    """
+
+    def __init__(self, norm: GhostBatchNorm2d) -> None:
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, skip: Tensor, branch: Tensor) -> Tensor:
+        """Normalize what the block hands on."""
+        out: Tensor = self.norm(skip + branch)
+        return out
+
+
+class NormalizeSkip(nn.Module):
+    """BN(skip) + branch
+
+    Table 4 read the other way: both operands have variance 1.
+    """
+
+    def __init__(self, norm: GhostBatchNorm2d) -> None:
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, skip: Tensor, branch: Tensor) -> Tensor:
+        """Normalize the skip alone."""
+        out: Tensor = self.norm(skip) + branch
+        return out

@@ -1,0 +1,170 @@
+"""The paper's networks: Wide-ResNets, bottleneck ResNets for ImageNet, and the theory networks.
+
+- Wide-ResNet n-k: three groups of (n - 4) / 6 pre-activation blocks of two 3x3 convolutions.
+- ResNet-V2 as in appendix G, V1 as in He et al. 2016a.
+- The networks of Figures 2 and 5 (appendices B and C): a stem, then x + W g(x) without end. Momentum 1
+  makes a norm's running averages the statistics of the last batch: the paper's "momentum 0, updated once".
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..config import TheoryConfig
+from ..errors import unknown_name
+from .architectures import THEORY_NETWORKS, Architecture
+from .blocks import PostActivationBlock, PreActivationBlock, ResidualNet, transition_kind
+from .layers import Layers, Named, empty_conv, empty_linear, he, lecun
+from .merges import Add, GhostBatchNorm2d
+
+_WIDE_STEM = 16
+
+
+_WIDE_GROUPS = ((16, 1), (32, 2), (64, 2))
+
+
+def wide_resnet(
+    architecture: Architecture, layers: Layers, in_channels: int, classes: int
+) -> tuple[Named, list[nn.Module], Named]:
+    """Stem, blocks and head."""
+    blocks: list[nn.Module] = []
+    channels = _WIDE_STEM
+    for count, (width, first_stride) in zip(architecture.groups, _WIDE_GROUPS, strict=True):
+        for index in range(count):
+            out = width * architecture.widen
+            blocks.append(_wide_block(layers, channels, out, stride=first_stride if index == 0 else 1))
+            channels = out
+    final_norm = {"norm": layers.norm(channels)} if layers.design.final_norm else {}
+    head = final_norm | layers.activate(0) | layers.classify(channels, classes)
+    return layers.convolve(0, in_channels, _WIDE_STEM, 3), blocks, head
+
+
+def _wide_block(layers: Layers, channels: int, out: int, stride: int) -> nn.Module:
+    preactivation = layers.normalize(1, channels) | layers.activate(1)
+    branch = (
+        layers.convolve(1, channels, out, 3, stride)
+        | layers.normalize(2, out)
+        | layers.activate(2)
+        | layers.convolve(2, out, out, 3)
+    )
+    merge = layers.merge(out)
+    if channels == out and stride == 1:
+        return PreActivationBlock(preactivation, branch, merge)
+    transition = transition_kind(layers.design.raw_projection)
+    return transition(preactivation, layers.project(channels, out, stride), branch, merge)
+
+
+_STEM_CHANNELS = 64
+
+
+_BOTTLENECKS = (64, 128, 256, 512)
+
+
+_EXPANSION = 4
+
+
+Parts = tuple[Named, list[nn.Module], Named]
+
+
+class ZeroPaddedMaxPool(nn.Module):
+    """3x3 max pool of stride 2 over zero padding; torch pads with -inf, which differs on negative values"""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Pad one pixel on each side, then pool."""
+        return F.max_pool2d(F.pad(x, (1, 1, 1, 1)), 3, stride=2)
+
+
+def resnet_v2(architecture: Architecture, layers: Layers, in_channels: int, classes: int) -> Parts:
+    """The stride sits on the last block of groups 1-3; a group's first block convolves its skip."""
+    stem = layers.convolve(0, in_channels, _STEM_CHANNELS, 7, 2) | {"pool": ZeroPaddedMaxPool()}
+    blocks: list[nn.Module] = []
+    channels = _STEM_CHANNELS
+    for group, (count, middle) in enumerate(zip(architecture.groups, _BOTTLENECKS, strict=True)):
+        for index in range(count):
+            last = index == count - 1 and group < len(_BOTTLENECKS) - 1
+            blocks.append(_block_v2(layers, channels, middle, stride=2 if last else 1))
+            channels = middle * _EXPANSION
+    final_norm = {"norm": layers.norm(channels)} if layers.design.final_norm else {}
+    return stem, blocks, final_norm | layers.activate(0) | layers.classify(channels, classes)
+
+
+def _block_v2(layers: Layers, channels: int, middle: int, stride: int) -> nn.Module:
+    out = middle * _EXPANSION
+    preactivation = layers.normalize(1, channels) | layers.activate(1)
+    branch = (
+        layers.convolve(1, channels, middle, 1)
+        | layers.normalize(2, middle)
+        | layers.activate(2)
+        | layers.convolve(2, middle, middle, 3, stride)
+        | layers.normalize(3, middle)
+        | layers.activate(3)
+        | layers.convolve(3, middle, out, 1)
+    )
+    if channels == out:
+        return PreActivationBlock(preactivation, branch, layers.merge(out), stride)
+    transition = transition_kind(layers.design.raw_projection)
+    return transition(preactivation, layers.project(channels, out, stride), branch, layers.merge(out))
+
+
+def resnet_v1(architecture: Architecture, layers: Layers, in_channels: int, classes: int) -> Parts:
+    """The stride sits on the first 1x1 convolution of groups 2-4, and on their first skip."""
+    stem = (
+        layers.convolve(0, in_channels, _STEM_CHANNELS, 7, 2)
+        | layers.normalize(0, _STEM_CHANNELS)
+        | layers.activate(0)
+        | {"pool": nn.MaxPool2d(3, stride=2, padding=1)}
+    )
+    blocks: list[nn.Module] = []
+    channels = _STEM_CHANNELS
+    for group, (count, middle) in enumerate(zip(architecture.groups, _BOTTLENECKS, strict=True)):
+        for index in range(count):
+            blocks.append(_block_v1(layers, channels, middle, stride=2 if group and index == 0 else 1))
+            channels = middle * _EXPANSION
+    return stem, blocks, layers.classify(channels, classes)
+
+
+def _block_v1(layers: Layers, channels: int, middle: int, stride: int) -> nn.Module:
+    out = middle * _EXPANSION
+    branch = (
+        layers.convolve(1, channels, middle, 1, stride)
+        | layers.normalize(1, middle)
+        | layers.activate(1)
+        | layers.convolve(2, middle, middle, 3)
+        | layers.normalize(2, middle)
+        | layers.activate(2)
+        | layers.convolve(3, middle, out, 1)
+        | layers.normalize(3, out)
+    )
+    skip = layers.project(channels, out, stride) | layers.normalize(0, out) if channels != out else {}
+    return PostActivationBlock(skip, branch, layers.merge(out), layers.activate_merged())
+
+
+def theory_net(config: TheoryConfig, generator: torch.Generator | None = None) -> ResidualNet:
+    """Build one of the four; He where there are ReLUs, LeCun where all is linear."""
+    if config.name not in THEORY_NETWORKS:
+        raise unknown_name("theory network", config.name, THEORY_NETWORKS)
+    kind = THEORY_NETWORKS[config.name]
+    channels, width = config.in_channels or kind.in_channels, config.width or kind.width
+
+    def before(features: int) -> Named:
+        layers: Named = {"norm": GhostBatchNorm2d(features, momentum=1.0)} if kind.normalized else {}
+        return layers | ({"relu": nn.ReLU()} if kind.relu else {})
+
+    def weights() -> Named:
+        if kind.convolutional:
+            return {"conv": empty_conv(width, width, 3)}
+        return {"dense": empty_linear(width, width, bias=False)}
+
+    if kind.convolutional:
+        strided = {"conv1": empty_conv(channels, width, 3, 2)}, {"conv2": empty_conv(width, width, 3, 2)}
+        stem = strided[0] | before(width) | strided[1]
+    else:
+        stem = before(channels) | {"dense": empty_linear(channels, width, bias=False)}
+    blocks: list[nn.Module] = [
+        PreActivationBlock(before(width), weights(), Add()) for _ in range(config.blocks)
+    ]
+    net = ResidualNet(config, channels, stem, blocks, {})
+    (he if kind.relu else lecun)(net, generator)
+    return net

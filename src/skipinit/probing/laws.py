@@ -1,0 +1,121 @@
+"""What the paper derives for residual networks at initialization (section 2 and appendix C), as functions,
+and applied to a measured network where it says something about it.
+
+Depth is counted in residual blocks: l = 1 for the first. Inputs have mean 0 and variance 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .adds import ResidualAdd
+    from .balance import ProbeReport
+
+
+def unnormalized_variance(depth: float) -> float:
+    """Var(x^l) = 2^(l-1): the branch repeats the variance of the skip, each block doubles it."""
+    return math.pow(2, depth - 1)
+
+
+def normalized_variance(depth: float) -> float:
+    """Var(x^l) = l: each branch starts from variance 1 again."""
+    return float(depth)
+
+
+def scaled_variance(depth: float, alpha: float) -> float:
+    """Var(x^l) = (1 + alpha^2)^(l-1): an unnormalized branch times alpha."""
+    return math.pow(1 + alpha**2, depth - 1)
+
+
+def relu_moving_variance(depth: float) -> float:
+    """l (1 - 1/pi): the mean moving variance of batch norm where ReLUs correlate the examples."""
+    return depth * (1 - 1 / math.pi)
+
+
+def relu_squared_moving_mean(depth: float) -> float:
+    """l / pi: the mean squared moving mean; with `relu_moving_variance` it adds up to l."""
+    return depth / math.pi
+
+
+def normalized_branch_share(depth: float) -> float:
+    """1 / (l + 1): the branch's fraction of the output variance of a normalized block."""
+    return 1 / (depth + 1)
+
+
+def scaled_branch_share(alpha: float) -> float:
+    """alpha^2 / (1 + alpha^2): one half for the plain unnormalized block, alpha = 1."""
+    return alpha**2 / (1 + alpha**2)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Skip variance, branch variance and branch share of each row."""
+
+    law: str
+    skip: tuple[float, ...]
+    branch: tuple[float, ...]
+    share: tuple[float, ...]
+
+
+def predict(report: ProbeReport) -> Prediction | None:
+    """What theory says of these rows; None where its assumptions fail.
+
+    It speaks of blocks whose skip is the sum of the block before, up to one constant: normalized branches,
+    whose variance is 1, or unnormalized ones with one scalar. A projection of a normalized tensor resets it.
+    """
+    adds, rows = report.adds, report.rows
+    constant = _common_constant(adds)
+    if constant is None or any(add.skip_norms for add in adds):
+        return None
+    if constant == 1 and all(row.moving_variance is not None for row in rows):
+        depths = [position for stage in stages(adds) for position, _ in enumerate(stage, start=1)]
+        return Prediction(
+            law="normalized branches: variance l, share 1/(l+1), l from the last projection",
+            skip=tuple(normalized_variance(depth) for depth in depths),
+            branch=(1.0,) * len(rows),
+            share=tuple(normalized_branch_share(depth) for depth in depths),
+        )
+    squared = _common_scale(report)
+    if squared is None or any(add.branch_norms or add.shared_norms for add in adds):
+        return None
+    first, alpha, kept = rows[0].skip_variance, squared**0.5, constant**2
+    skip = tuple(first * kept ** (row.depth - 1) * scaled_variance(row.depth, alpha) for row in rows)
+    return Prediction(
+        law=f"unnormalized branches times {alpha:.3g}: variance times {kept * (1 + squared):.3g} a block",
+        skip=skip,
+        branch=tuple(squared * variance for variance in skip),
+        share=(scaled_branch_share(alpha),) * len(rows),
+    )
+
+
+def stages(adds: Sequence[ResidualAdd]) -> list[list[int]]:
+    """Row numbers, cut before each block whose skip does not simply carry on what came before."""
+    runs: list[list[int]] = []
+    for index, add in enumerate(adds):
+        if not runs or not (add.skip_is_identity or add.continues):
+            runs.append([])
+        runs[-1].append(index)
+    return runs
+
+
+def _common_constant(adds: Sequence[ResidualAdd]) -> float | None:
+    """What each sum is multiplied by on its way to the next block; None if anything else happens to it."""
+    pairs = [(before, add) for before, add in pairwise(adds) if add.skip_is_identity or add.continues]
+    constants = {add.skip_constant for _, add in pairs} or {1.0}
+    return constants.pop() if len(constants) == 1 and all(a.continues == b.name for b, a in pairs) else None
+
+
+def _common_scale(report: ProbeReport) -> float | None:
+    """alpha^2 if it is the same in all blocks; 1 where no scalar is."""
+    ratios = []
+    for row in report.rows:
+        before = row.branch_variance_before_scalar
+        if before is not None and before <= 0:
+            return None
+        ratios.append(1.0 if before is None else row.branch_variance / before)
+    return ratios[0] if max(ratios) - min(ratios) <= 1e-3 * max(ratios) else None

@@ -1,0 +1,182 @@
+"""A chain of unnormalized residual blocks as one operation, in bfloat16 on a GPU.
+
+    h_i = W1_i * relu(s_{i-1})        s_i = a s_{i-1} + b_i (W2_i * relu(h_i)),   i = 1 ... n
+
+with a = b = 1 for a plain sum, a = b = 1/sqrt(2) for the divided one, a = 1 and b_i = alpha_i for SkipInit.
+Scalar, sum and ReLU are done by the kernel of the convolution before them, and so are their gradients: two
+kernels a block forward, two backward, nothing between. The weight gradients of all layers are one launch at
+the end. The gradient of alpha_i needs no pass over the images, for with D the gradient of W2_i but for
+alpha_i,
+
+    dW2_i = alpha_i D        dalpha_i = <ds_i, W2_i * relu(h_i)> = <W2_i, D>.
+
+A chain that opens with a transition is handed s_0, the transition's skip, and h_1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...nets.blocks import PreActivationBlock, RawTransitionBlock, TransitionBlock
+from ...nets.merges import Add, DivideSqrt2, SkipInit
+from .convolution import FEW_CHANNELS, convolve_into, weight_gradients
+
+_SCALES: dict[type[nn.Module], float] = {Add: 1.0, DivideSqrt2: math.sqrt(0.5), SkipInit: 1.0}
+"""a, by how blocks merge; b is the same, or SkipInit's parameter."""
+
+
+Block = PreActivationBlock | TransitionBlock
+
+
+class Chain:
+    """Blocks of one shape, their convolutions one after the other: [W1_1,] W2_1, W1_2, W2_2, ..."""
+
+    def __init__(self, blocks: Sequence[Block]) -> None:
+        self.transition = blocks[0] if isinstance(blocks[0], TransitionBlock) else None
+        convolutions = [layer for block in blocks for layer in _convolutions(block)]
+        self.convolutions = convolutions[1:] if self.transition else convolutions
+        self.alphas = [block.merge.alpha for block in blocks if isinstance(block.merge, SkipInit)]
+        self.keep = _SCALES[type(blocks[0].merge)]
+        K, C = self.convolutions[0].weight.shape[:2]
+        device = self.convolutions[0].weight.device
+        shape = (len(self.convolutions) * K, C, 3, 3)
+        stack = torch.empty(shape, dtype=torch.bfloat16, device=device, memory_format=torch.channels_last)
+        self.weights = stack.view(-1, K, C, 3, 3)
+        """All weights in bfloat16."""
+        self.scales = torch.ones(len(self.convolutions), device=device)
+        """b of the layers that close a block; 1 for the others."""
+        self.closing = slice(0 if self.transition else 1, None, 2)
+        self.scales[self.closing] = self.keep
+        self._enter = torch.compile(_enter, dynamic=False)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The output of the last block."""
+        skip = None
+        if self.transition is not None:
+            skip, x = self._enter(self.transition, x)
+            skip = self._as_weights(skip)
+        x = self._as_weights(x)
+        if not torch.is_grad_enabled():
+            return self.run(x if skip is None else skip, x.relu(), None)
+        parameters = [*(layer.weight for layer in self.convolutions), *self.alphas]
+        out: Tensor = _Differentiable.apply(self, skip, x, *parameters)  # type: ignore[no-untyped-call]
+        return out
+
+    def _as_weights(self, x: Tensor) -> Tensor:
+        return x.to(self.weights.dtype, memory_format=torch.channels_last)
+
+    def closes_block(self, layer: int) -> bool:
+        """Whether the layer is the second of its block."""
+        return (self.transition is None) == bool(layer % 2)
+
+    def run(self, skip: Tensor, x: Tensor, inputs: Tensor | None) -> Tensor:
+        """The output for the first layer's input, activated; all layers' stay in `inputs`, where given."""
+        state = skip
+        for layer, weight in enumerate(self.weights):
+            last = layer + 1 == len(self.weights)
+            following = None if last else torch.empty_like(x) if inputs is None else inputs[layer + 1]
+            if self.closes_block(layer):
+                out, scale = torch.empty_like(x), self.scales[layer]
+                convolve_into(
+                    out, x, weight, False, activated=following, scale=scale, added=state, keep=self.keep
+                )
+                state = out
+            else:
+                convolve_into(None, x, weight, False, activated=following)
+            x = state if following is None else following
+        return state
+
+    def run_back(self, inputs: Tensor, grads: Tensor) -> Tensor:
+        """The gradient of the first layer's input; `grads` has the last output's and takes the others'."""
+        state_grad = grads[-1]
+        for layer in reversed(range(len(self.weights))):
+            out = grads[layer - 1] if layer else torch.empty_like(grads[0])
+            grad, gate, weight = grads[layer], inputs[layer], self.weights[layer]
+            if self.closes_block(layer):
+                state_grad = grad
+                convolve_into(out, grad, weight, True, scale=self.scales[layer], gate=gate)
+            else:
+                convolve_into(out, grad, weight, True, gate=gate, added=state_grad, keep=self.keep)
+        return out
+
+
+class _Differentiable(torch.autograd.Function):
+    """A chain, and the gradients of its inputs and parameters."""
+
+    @staticmethod
+    def forward(ctx: Any, chain: Chain, skip: Tensor | None, x: Tensor, *parameters: Tensor) -> Tensor:
+        shape = (len(chain.weights) * len(x), *x.shape[1:])
+        room = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
+        inputs = room.view(-1, *x.shape)
+        torch.clamp_min(x, 0, out=inputs[0])
+        ctx.chain = chain
+        ctx.save_for_backward(inputs)
+        return chain.run(x if skip is None else skip, inputs[0], inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        chain: Chain = ctx.chain
+        (inputs,) = ctx.saved_tensors
+        grads = torch.empty_like(inputs)
+        grads[-1].copy_(grad)
+        to_input = chain.run_back(inputs, grads)
+        to_skip = None if chain.transition is None else grads[0] if chain.keep == 1 else grads[0] * chain.keep
+        to_weights, products = weight_gradients(inputs, grads, chain.scales, chain.weights)
+        to_alphas = products[chain.closing].sum(1) if chain.alphas else ()
+        return None, to_skip, to_input, *to_weights, *to_alphas
+
+
+class ChainedBlocks(nn.Sequential):
+    """The same blocks, run as chains where they form any."""
+
+    pieces: Sequence[Callable[[Tensor], Tensor]]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Piece by piece."""
+        for piece in self.pieces:
+            x = piece(x)
+        return x
+
+
+def chain_blocks(blocks: nn.Sequential) -> list[Chain]:
+    """Let the blocks run as chains from now on; their parameters stay where they are."""
+    pieces: list[Any] = []
+    for block in blocks:
+        if not _fits(block):
+            pieces.append(block)
+        elif isinstance(block, PreActivationBlock) and pieces and isinstance(pieces[-1], list):
+            pieces[-1].append(block)
+        else:
+            pieces.append([block])
+    blocks.__class__ = ChainedBlocks
+    assert isinstance(blocks, ChainedBlocks)
+    blocks.pieces = [Chain(piece) if isinstance(piece, list) else piece for piece in pieces]
+    return [piece for piece in blocks.pieces if isinstance(piece, Chain)]
+
+
+def _fits(block: nn.Module) -> bool:
+    """ReLU, 3x3, ReLU, 3x3 and nothing else on the branch, of few channels, and a merge without a norm."""
+    if not isinstance(block, Block) or type(block.merge) not in _SCALES:
+        return False
+    names = [name for part in (block.preactivation, block.branch) for name, _ in part.named_children()]
+    if names != ["relu1", "conv1", "relu2", "conv2"]:
+        return False
+    first, second = _convolutions(block)
+    few = second.in_channels == second.out_channels and second.in_channels in FEW_CHANNELS
+    whole = isinstance(block, TransitionBlock) or isinstance(block.skip, nn.Identity)
+    return few and whole and first.kernel_size == second.kernel_size == (3, 3) and second.bias is None
+
+
+def _convolutions(block: Block) -> list[nn.Conv2d]:
+    return [layer for layer in block.branch if isinstance(layer, nn.Conv2d)]
+
+
+def _enter(block: TransitionBlock, x: Tensor) -> tuple[Tensor, Tensor]:
+    """A transition up to its second ReLU: its skip, and what its branch has by then."""
+    h = block.preactivation(x)
+    return block.skip(x if isinstance(block, RawTransitionBlock) else h), block.branch[0](h)

@@ -1,0 +1,96 @@
+"""The command line around the networks: what it prints, its exit codes, and that help costs no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+
+import pytest
+
+from skipinit import ModelConfig, __version__, list_models, list_schemes
+from skipinit.cli import main
+from skipinit.cli.flags import NetworkFlags
+from skipinit.cli.sweep import AxisFlags
+from skipinit.sweeping.grid import AXES
+
+Printed = pytest.CaptureFixture[str]
+
+
+def test_version(capsys: Printed) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"skipinit {__version__}\n"
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["schemes"], ["models"]])
+def test_help_and_lists_do_not_import_torch(arguments: list[str]) -> None:
+    code = (
+        "import sys\nfrom skipinit.cli import main\n"
+        f"try: main({arguments!r})\nexcept SystemExit: pass\n"
+        "print('torch' in sys.modules)"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out.splitlines()[-1] == "False"
+
+
+def test_models_and_schemes_as_json(capsys: Printed) -> None:
+    assert main(["models", "wrn16*", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == ["wrn16_2", "wrn16_4"]
+    assert main(["schemes", "--json"]) == 0
+    assert [scheme["name"] for scheme in json.loads(capsys.readouterr().out)] == list_schemes()
+
+
+def test_every_listed_name_is_shown(capsys: Printed) -> None:
+    assert main(["models"]) == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in list_models())
+
+
+def test_describe_counts_what_the_equations_say(capsys: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """WRN-16-2: 6 blocks of two 3x3 convolutions, 16 -> 32 -> 64 -> 128 channels, no norm, a scalar each."""
+    assert main(["describe", "wrn16_2", "--scheme", "skipinit", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["num_blocks"], found["norms"], found["branch_scalars"]) == (6, 0, 6)
+    pairs = [(16, 32), (32, 32), (32, 64), (64, 64), (64, 128), (128, 128)]
+    weights = sum(9 * c * k + 9 * k * k + (c * k if c != k else 0) for c, k in pairs) + 9 * 3 * 16 + 128 * 10
+    assert found["l2_parameters"] == weights
+    assert found["parameters"] == weights + 10 + 6
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main(["describe", "wrn16_2", "--scheme", "skipinit"]) == 0
+    assert "skip + alpha * branch" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["describe", "wrn17_2"], "wrn17_2: depth 17 is not 6m + 4; the nearest are wrn16_2 and wrn22_2"),
+        (["describe", "wrm16_2"], "did you mean wrn16_2"),
+        (["describe", "wrn16_2", "--scheme", "skipint"], "did you mean skipinit"),
+        (["describe", "wrn16_2", "--scheme", "skipinit", "--alpha", "x"], "it must be a finite number"),
+        (["describe", "wrn16_2", "--num-classes", "0"], "num_classes 0 is not allowed"),
+        (["describe", "wrn16_2", "--blocks", "3"], "--blocks belongs to the theory networks"),
+        (["models", "vgg*"], "no listed model matches"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_two(arguments: list[str], says: str, capsys: Printed) -> None:
+    assert main(arguments) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("skipinit: ")
+    assert says in printed.err
+    assert printed.err.count("\n") == 1
+
+
+def test_an_unknown_command_or_flag_is_a_usage_error() -> None:
+    for arguments in (["build"], ["describe", "wrn16_2", "--colour", "red"], ["describe"]):
+        with pytest.raises(SystemExit) as caught:
+            main(arguments)
+        assert caught.value.code == 2
+
+
+def test_flags_cover_every_option_and_every_axis() -> None:
+    options = {field.name for field in dataclasses.fields(ModelConfig)} - {"name"}
+    assert {field.name for field in dataclasses.fields(NetworkFlags)} == options
+    axes = {field.name for field in dataclasses.fields(AxisFlags)}
+    assert axes == AXES.keys() - {"num_classes", "in_channels"}

@@ -1,0 +1,235 @@
+"""`keep_function`: the converted network computes what the original computes in evaluation mode."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from skipinit.converting.convert import convert
+from skipinit.converting.extensions import ChannelAffine
+from skipinit.errors import SkipinitError
+from skipinit.nets.create import create_model
+from support.convert_models import CifarResNet, Lines, Odd, ResNet18, with_statistics
+from support.probe_models import PostActivationResNet, PreActivationResNet, ViT
+
+IMAGES = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+UNSEEN = torch.randn(3, 3, 40, 32, generator=torch.Generator().manual_seed(1))
+LINES = torch.randn(4, 3, 8, generator=torch.Generator().manual_seed(2))
+
+# model: (factory, example, other input, residual adds, norms that no layer can take)
+MODELS = {
+    "ResNet-18": (ResNet18, IMAGES, UNSEEN, 8, []),
+    "ResNet-50": (PostActivationResNet, IMAGES, UNSEEN, 16, []),
+    "pre-activation": (PreActivationResNet, IMAGES, UNSEEN, 8, [f"blocks.{i}.bn1" for i in range(8)]),
+    "padded skips": (lambda: CifarResNet(2, 8, 3), IMAGES, UNSEEN, 6, []),
+    "skip, groups, dilation": (Odd, IMAGES, UNSEEN, 3, ["skip_norm", "after_used_twice"]),
+    "one-dimensional": (Lines, LINES, LINES[..., :5].flip(0), 2, ["norm3"]),
+    "ghost batches": (
+        lambda: create_model("wrn10_1", ghost_batch=2), IMAGES, UNSEEN, 3,
+        [f"blocks.{i}.preactivation.norm1" for i in range(3)] + ["head.norm"],
+    ),
+}  # fmt: skip
+
+
+def relative(output, wanted):
+    return ((output - wanted).abs().max() / wanted.abs().max()).item()
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-9), (torch.float32, 1e-4)])
+def test_outputs_are_kept(name, dtype, bound):
+    factory, example, other, blocks, unfolded = MODELS[name]
+    torch.manual_seed(3)
+    model = with_statistics(factory()).to(dtype)
+    converted, report = convert(model, example.to(dtype), keep_function=True, report=True)
+    model.eval()
+    converted.eval()
+    for batch in (example, other):
+        assert relative(converted(batch.to(dtype)), model(batch.to(dtype))) < bound
+    assert report.difference < bound
+    assert report.num_blocks == blocks
+    assert [c.module for c in report.changes if c.came == "scale and shift"] == unfolded
+    assert not any(isinstance(module, _BatchNorm) for module in converted.modules())
+    scalars = [p for n, p in converted.named_parameters() if n.endswith("branch_alpha")]
+    assert [p.item() for p in scalars] == [1.0] * blocks
+    assert all(p.dtype == dtype and p.requires_grad for p in converted.parameters())
+
+
+def test_kept_function_does_not_hang_on_the_rest_of_the_batch():
+    """The reason to convert: in training mode too, an example's output is its own."""
+    model = with_statistics(ResNet18())
+    converted = convert(model, IMAGES, keep_function=True).train()
+    alone = torch.cat([converted(IMAGES[i : i + 1]) for i in range(4)])
+    torch.testing.assert_close(alone, converted(IMAGES))
+    model.train()
+    assert relative(model(IMAGES[:2]), model(IMAGES)[:2]) > 0.01
+
+
+def test_scale_and_shift_is_batch_norm():
+    """Against torch's own, for every number of axes it takes."""
+    for norm, last, shape in (
+        (nn.BatchNorm1d, nn.Linear(4, 4), (5, 4)),
+        (nn.BatchNorm1d, nn.Conv1d(4, 4, 1), (5, 4, 3)),
+        (nn.BatchNorm3d, nn.Conv3d(4, 4, 1), (2, 4, 3, 2, 2)),
+    ):
+
+        class Net(nn.Module):
+            def __init__(self, norm=norm, last=last) -> None:
+                super().__init__()
+                self.norm, self.last = norm(4), last
+
+            def forward(self, x):
+                return x + self.last(self.norm(x))
+
+        model = with_statistics(Net()).double()
+        x = torch.randn(shape, dtype=torch.float64)
+        converted = convert(model, x, keep_function=True)
+        assert isinstance(converted.norm, ChannelAffine)
+        torch.testing.assert_close(converted.eval()(x), model.eval()(x), rtol=1e-12, atol=1e-12)
+
+
+def test_norm_of_a_map_that_is_used_elsewhere_too_is_not_folded():
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm, self.last = nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3), nn.Conv2d(3, 3, 1)
+
+        def forward(self, x):
+            h = self.conv(x)
+            return h + self.last(self.norm(h).relu())
+
+    model = with_statistics(Net()).double()
+    converted = convert(model, IMAGES.double(), keep_function=True)
+    assert isinstance(converted.norm, ChannelAffine)
+    torch.testing.assert_close(converted.eval()(IMAGES.double()), model.eval()(IMAGES.double()))
+
+
+def test_tied_weights_are_not_folded_twice():
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, 1)
+            self.b.weight = self.a.weight
+            self.norm_a, self.norm_b = nn.BatchNorm2d(3), nn.BatchNorm2d(3)
+
+        def forward(self, x):
+            return x + self.norm_b(self.b(self.norm_a(self.a(x)).relu()))
+
+    model = with_statistics(Net()).double()
+    converted = convert(model, IMAGES.double(), keep_function=True)
+    assert converted.a.weight is converted.b.weight
+    torch.testing.assert_close(converted.eval()(IMAGES.double()), model.eval()(IMAGES.double()))
+
+
+def test_regularized_keeps_the_function_and_drops_in_training():
+    model = with_statistics(ResNet18())
+    converted = convert(model, IMAGES, scheme="regularized-skipinit", dropout=0.5, keep_function=True)
+    assert relative(converted.eval()(IMAGES), model.eval()(IMAGES)) < 1e-4
+    converted.train()
+    assert not torch.equal(converted(IMAGES), converted(IMAGES))
+
+
+def test_frozen_layers_stay_frozen():
+    model = with_statistics(ResNet18()).requires_grad_(False)
+    converted = convert(model, IMAGES, keep_function=True)
+    trainable = {name for name, p in converted.named_parameters() if p.requires_grad}
+    assert {name.split(".")[-1] for name in trainable} == {"branch_alpha", "merge_bias"}
+
+
+def test_report_of_what_is_no_residual_network_any_more(tmp_path):
+    """x + scale * x + shift is linear, no block: nothing to show after, and no failure."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(6)
+
+        def forward(self, x):
+            return x + self.norm(x)
+
+    _, report = convert(Net(), torch.randn(4, 6), keep_function=True, report=True)
+    assert not report.after.rows
+    assert "After:" in str(report)
+    report.plot(tmp_path / "balance.png")
+
+
+def test_layer_norms_stay_beside_batch_norms():
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.norm, self.layer_norm = nn.Linear(6, 6), nn.BatchNorm1d(6), nn.LayerNorm(6)
+
+        def forward(self, x):
+            x = x + self.norm(self.a(x))
+            return x + self.layer_norm(x)
+
+    model, x = with_statistics(Net()).double(), torch.randn(4, 6, dtype=torch.float64)
+    converted, report = convert(model, x, keep_function=True, report=True)
+    assert report.left == ("layer_norm, LayerNorm is no batch norm",)
+    torch.testing.assert_close(converted.eval()(x), model.eval()(x))
+
+
+def test_what_depends_on_the_batch_at_test_time_cannot_be_kept():
+    model = ResNet18()
+    model.layer1[0].bn1 = nn.BatchNorm2d(8, track_running_stats=False)
+    with pytest.raises(SkipinitError, match=r"layer1.0.bn1 has no running statistics"):
+        convert(model, IMAGES, keep_function=True)
+    with pytest.raises(SkipinitError, match="no running statistics"):
+        convert(create_model("wrn10_1", batch_statistics_at_test=True), keep_function=True)
+
+
+def test_what_is_not_finite_cannot_be_kept():
+    model = ResNet18()
+    model.layer1[0].bn1.running_var.fill_(float("nan"))
+    with pytest.raises(SkipinitError, match="gives NaN or infinity in evaluation mode"):
+        convert(model, IMAGES, keep_function=True)
+
+
+def test_layer_norm_cannot_be_kept():
+    with pytest.raises(
+        SkipinitError, match=r"blocks.0.norm1 \(LayerNorm\) normalizes each example by itself"
+    ):
+        convert(ViT(2), IMAGES, keep_function=True)
+
+
+def test_a_function_that_reads_its_norm_is_found_out():
+    """The outputs are compared before the result is handed out."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.norm = nn.Linear(6, 6), nn.BatchNorm1d(6)
+
+        def forward(self, x):
+            again = 1 if isinstance(self.norm, nn.BatchNorm1d) else 2
+            return x + again * self.norm(self.a(x))
+
+    model = with_statistics(Net())
+    with pytest.raises(SkipinitError, match="its outputs would change by"):
+        convert(model, torch.randn(4, 6), keep_function=True)
+
+
+def test_modes_are_kept():
+    model = with_statistics(ResNet18()).train()
+    model.layer2.eval()
+    before = copy.deepcopy({name: module.training for name, module in model.named_modules()})
+    converted = convert(model, IMAGES, keep_function=True)
+    assert {name: module.training for name, module in model.named_modules()} == before
+    assert converted.training
+    assert not converted.layer2[0].conv1.training
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu():
+    model = with_statistics(PreActivationResNet()).cuda()
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        converted, report = convert(model, (4, 3, 32, 32), keep_function=True, report=True)
+    assert report.difference < 1e-4
+    assert all(tensor.is_cuda for tensor in (*converted.parameters(), *converted.buffers()))
+    fresh = convert(model, IMAGES.cuda(), seed=0)
+    assert all(tensor.is_cuda for tensor in fresh.parameters())

@@ -1,0 +1,218 @@
+"""What cannot be converted: one clear line each, and the given model is as it was."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from skipinit.converting.convert import convert
+from skipinit.errors import ConfigError, SkipinitError
+from support.convert_models import ResNet18, TiedNorm
+from support.probe_models import Function, PreActivationResNet, ViT
+
+IMAGES = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+VECTORS = torch.randn(4, 6, generator=torch.Generator().manual_seed(1))
+
+
+def quiet(make):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Scripting and quantization are deprecated; people still have them.
+        return make()
+
+
+def with_scripted_part():
+    model = ResNet18()
+    model.layer1 = torch.jit.script(model.layer1)
+    return model
+
+
+def quantized():
+    model = ResNet18()
+    model.fc = torch.ao.nn.quantized.Linear(64, 10)
+    return model
+
+
+def with_integer_weights():
+    model = ResNet18()
+    weight = model.fc.weight.detach().mul(100).to(torch.int8)
+    model.fc.weight = nn.Parameter(weight, requires_grad=False)
+    return model
+
+
+def on_meta():
+    with torch.device("meta"):
+        return ResNet18()
+
+
+def lazy():
+    model = ResNet18()
+    model.fc = nn.LazyLinear(10)
+    return model
+
+
+class HandWritten(nn.Module):
+    """A norm inside a block's own forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(6, 6)
+
+    def forward(self, x):
+        return x + self.a(F.layer_norm(x, (6,)))
+
+
+class EndsInFunction(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.norm = nn.Linear(6, 6), nn.BatchNorm1d(6)
+
+    def forward(self, x):
+        return x + F.gelu(self.norm(self.a(x)))
+
+
+class SharedEnd(nn.Module):
+    """One ReLU module in the middle of the branch and at its end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.norm, self.relu = nn.Linear(6, 6), nn.Linear(6, 6), nn.BatchNorm1d(6), nn.ReLU()
+
+    def forward(self, x):
+        return x + self.relu(self.b(self.relu(self.norm(self.a(x)))))
+
+
+class TwoEnds(nn.Module):
+    """A branch that adds a bias of its own after its last module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.norm = nn.Linear(6, 6), nn.BatchNorm1d(6)
+        self.shift = nn.Parameter(torch.arange(6.0))
+
+    def forward(self, x):
+        return x + (self.norm(self.a(x)) + self.shift)
+
+
+class Uncopyable(ResNet18):
+    def __deepcopy__(self, memo):
+        raise RuntimeError("a lock\ncannot be copied")
+
+
+MODELS = {
+    "has no residual add": (lambda: nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6)), VECTORS),
+    "has no normalization": (lambda: Function(lambda m, x: x + m.a(x)), VECTORS),
+    "norm is used 2 times in one pass": (TiedNorm, VECTORS),
+    "is scripted": (lambda: quiet(lambda: torch.jit.script(PreActivationResNet().blocks[0])), IMAGES),
+    "layer1 is scripted": (lambda: quiet(with_scripted_part), IMAGES),
+    "fc is quantized": (lambda: quiet(quantized), IMAGES),
+    "fc.weight is quantized (int8)": (with_integer_weights, IMAGES),
+    "conv1.weight is on the meta device": (on_meta, IMAGES),
+    "fc.weight has no shape yet": (lazy, IMAGES),
+    "is a compiled model": (lambda: torch.compile(ResNet18(), backend="eager"), IMAGES),
+    "wraps a model": (lambda: nn.DataParallel(ResNet18()), IMAGES),
+    "HandWritten normalizes inside its own forward": (HandWritten, VECTORS),
+    "its branch ends in a function": (EndsInFunction, VECTORS),
+    "relu ends its branch and is used elsewhere too": (SharedEnd, VECTORS),
+    "does not all go through norm": (TwoEnds, VECTORS),
+    "cannot be copied (a lock cannot be copied)": (Uncopyable, IMAGES),
+    "ResNet18 cannot take the batch 4x6": (ResNet18, VECTORS),
+    "give an example of its input": (ResNet18, None),
+    "is not a shape": (ResNet18, (4, 0, 32, 32)),
+    "the batch is a str": (ResNet18, "images"),
+    "convert takes a torch.nn.Module; a int was given": (lambda: 3, IMAGES),
+}
+
+OPTIONS = {
+    "did you mean skipinit": {"scheme": "skipint"},
+    "scheme 'batchnorm' has norms": {"scheme": "batchnorm"},
+    "scheme 'fixup' changes what a model computes": {"scheme": "fixup", "keep_function": True},
+    "scheme 'divide-sqrt2' changes": {"scheme": "divide-sqrt2", "keep_function": True},
+    "alpha 1.0 is not allowed for scheme 'fixup'": {"scheme": "fixup", "alpha": 1.0},
+    "with keep_function it is 1": {"alpha": 0.0, "keep_function": True},
+    "alpha nan is not allowed": {"alpha": float("nan")},
+    "alpha 'small' is not allowed": {"alpha": "small"},
+    "dropout 1 is not allowed": {"scheme": "regularized-skipinit", "dropout": 1},
+    "seed 'one' is not allowed": {"seed": "one"},
+}
+
+
+def state(model):
+    if not isinstance(model, nn.Module):
+        return model
+    tensors = {
+        name: (id(t), t.clone() if not (t.is_meta or isinstance(t, nn.UninitializedParameter)) else None)
+        for name, t in (*model.named_parameters(), *model.named_buffers())
+    }
+    return [(name, type(m), m.training) for name, m in model.named_modules()], tensors
+
+
+def same(before, after):
+    if not isinstance(before, tuple):
+        return before == after
+    values = [(before[1][n][1], after[1][n][1]) for n in before[1]]
+    return (
+        before[0] == after[0]
+        and {n: i for n, (i, _) in before[1].items()} == {n: i for n, (i, _) in after[1].items()}
+        and all(a is b is None or torch.equal(a, b) for a, b in values)
+    )
+
+
+def assert_refused(model, batch, message, **options):
+    before = state(model)
+    random = torch.get_rng_state()
+    with pytest.raises(SkipinitError) as caught:
+        convert(model, batch, **options)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert same(before, state(model))
+    assert torch.equal(torch.get_rng_state(), random)
+
+
+@pytest.mark.parametrize("message", MODELS)
+def test_model_is_refused_in_one_line_and_untouched(message):
+    make, batch = MODELS[message]
+    model = make()
+    if isinstance(model, nn.Module) and "scripted" not in message:
+        model.train()
+    assert_refused(model, batch, message, seed=0)
+
+
+@pytest.mark.parametrize("message", OPTIONS)
+def test_option_is_refused_in_one_line(message):
+    assert_refused(ResNet18(), IMAGES, message, **OPTIONS[message])
+    with pytest.raises(ConfigError):
+        convert(ResNet18(), IMAGES, **OPTIONS[message])
+
+
+def test_divide_sqrt2_is_refused_where_the_sum_is_out_of_reach():
+    assert_refused(ViT(2), IMAGES, "its sum cannot be divided by sqrt(2) from outside", scheme="divide-sqrt2")
+
+
+def test_dropout_is_refused_where_there_is_no_classifier():
+    backbone = ResNet18()
+    backbone.fc = nn.Identity()
+    message = "no one dense layer makes the output of ResNet18"
+    assert_refused(backbone, IMAGES, message, scheme="regularized-skipinit", seed=0)
+
+
+@pytest.mark.parametrize("keep_function", [True, False])
+def test_the_given_model_is_untouched_by_success_too(keep_function):
+    model = ResNet18().train()
+    before, twin = state(model), copy.deepcopy(model)
+    convert(model, IMAGES, keep_function=keep_function, report=True, seed=0)
+    assert same(before, state(model))
+    assert torch.equal(model(IMAGES), twin(IMAGES))
+
+
+def test_norms_off_the_way_are_left_and_named():
+    model = ResNet18()
+    model.spare = nn.BatchNorm2d(3)
+    with pytest.warns(UserWarning, match="the batch does not reach them: spare"):
+        converted, report = convert(model, IMAGES, report=True)
+    assert isinstance(converted.spare, nn.BatchNorm2d)
+    assert report.left == ("spare, not reached by the batch",)

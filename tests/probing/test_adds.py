@@ -1,0 +1,300 @@
+"""The residual adds of models written in many ways: exact counts, and which operand is the skip."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from skipinit.errors import ConfigError
+from skipinit.nets.create import create_model
+from skipinit.probing.measure import find_residual_adds
+from skipinit.probing.trace import ModuleNames
+from support.probe_models import (
+    Bottleneck,
+    ConvNeXt,
+    Function,
+    LoopNet,
+    PostActivationResNet,
+    PreActivationResNet,
+    ViT,
+)
+
+IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+VECTORS = torch.randn(4, 6, generator=torch.Generator().manual_seed(1))
+
+
+def test_post_activation_resnet_with_inplace_adds():
+    adds = find_residual_adds(PostActivationResNet(), IMAGES)
+    names = [f"layer{g}.{i}" for g, n in ((1, 3), (2, 4), (3, 6), (4, 3)) for i in range(n)]
+    assert [add.name for add in adds] == names
+    assert [add.depth for add in adds] == list(range(1, 17))
+    for add in adds:
+        assert add.skip_operand == 1  # out += identity
+        assert add.branch_from == f"{add.module}.bn3"
+        assert add.branch_norms == tuple(f"{add.module}.bn{i}" for i in (1, 2, 3))
+        assert add.activation == f"{add.module}.relu"
+        first = add.module.endswith(".0")
+        assert add.skip_is_identity is not first
+        assert add.skip_modules == (
+            (f"{add.module}.downsample.0", f"{add.module}.downsample.1") if first else ()
+        )
+        assert add.skip_norms == ((f"{add.module}.downsample.1",) if first else ())
+    assert adds[1].skip_from == "layer1.0.relu"
+
+
+def test_pre_activation_resnet():
+    adds = find_residual_adds(PreActivationResNet(), IMAGES)
+    assert [add.name for add in adds] == [f"blocks.{i}" for i in range(8)]
+    assert [i for i, add in enumerate(adds) if not add.skip_is_identity] == [3, 6]
+    assert all(add.skip_operand == 1 and add.branch_from == f"{add.module}.conv2" for add in adds)
+    assert adds[3].skip_modules == ("blocks.3.shortcut",)
+    assert adds[3].shared_norms == ("blocks.3.bn1",)
+    assert adds[1].branch_norms == ("blocks.1.bn1", "blocks.1.bn2")
+    assert adds[1].skip_from == "blocks.0"
+
+
+def test_vit_counts_no_positional_embedding():
+    adds = find_residual_adds(ViT(), IMAGES)
+    assert [add.name for add in adds[:3]] == ["blocks.0", "blocks.0#2", "blocks.1"]
+    assert len(adds) == 24
+    assert all(add.skip_operand == 0 and add.skip_is_identity for add in adds)
+    assert [add.branch_from for add in adds[:2]] == ["blocks.0.attn.proj", "blocks.0.mlp.2"]
+
+
+def test_parallel_attention_and_mlp_are_two_adds_on_one_stream():
+    adds = find_residual_adds(ViT(depth=3, parallel=True), IMAGES)
+    assert [add.branch_from for add in adds[:2]] == ["blocks.0.attn.proj", "blocks.0.mlp.2"]
+    assert len(adds) == 6
+    assert all(add.skip_operand == 0 for add in adds)
+
+
+@pytest.mark.parametrize("norm_first", [True, False])
+@pytest.mark.parametrize("training", [True, False])
+def test_transformer_encoder_also_where_it_would_run_fused(norm_first, training):
+    layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True, norm_first=norm_first)
+    encoder = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False).train(training)
+    adds = find_residual_adds(encoder, torch.randn(2, 5, 16))
+    names = ["layers.0", "layers.0#2", "layers.1", "layers.1#2", "layers.2", "layers.2#2"]
+    assert [add.name for add in adds] == names
+    assert all(add.skip_operand == 0 and add.skip_is_identity for add in adds)
+    assert adds[0].branch_norms == (("layers.0.norm1",) if norm_first else ())
+    assert adds[1].branch_from == "layers.0.dropout2"
+
+
+def test_frozen_encoder_does_not_take_its_fast_path():
+    """In evaluation mode, which this model insists on, padded batches would become nested tensors."""
+
+    class Frozen(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 4, 32, batch_first=True), 3)
+
+        def train(self, mode=True):
+            return super().train(False)
+
+        def forward(self, x):
+            return self.encoder(x, src_key_padding_mask=torch.arange(5) > torch.tensor([[4], [2]]))
+
+    adds = find_residual_adds(Frozen().train(), torch.randn(2, 5, 16))
+    assert [add.shape for add in adds] == [(2, 5, 16)] * 6
+
+
+def test_convnext():
+    adds = find_residual_adds(ConvNeXt(), IMAGES)
+    assert len(adds) == 18
+    assert all(add.skip_operand == 0 and add.skip_is_identity for add in adds)
+    assert adds[0].scale == "stages.0.0.gamma"
+    assert adds[0].branch_from == "stages.0.0.pwconv2"
+
+
+@pytest.mark.parametrize(("batch", "skip"), [(VECTORS.abs() + 9, 0), (-VECTORS.abs() - 9, 1)])
+def test_loop_and_condition_on_the_data(batch, skip):
+    adds = find_residual_adds(LoopNet(), batch)
+    assert [add.name for add in adds] == ["LoopNet", "LoopNet#2", "LoopNet#3", "LoopNet#4"]
+    assert [add.skip_operand for add in adds] == [skip] * 4
+
+
+RESIDUAL = {
+    "operator": (lambda m, x: x + m.a(x), 0),
+    "branch on the left": (lambda m, x: m.a(x) + x, 1),
+    "function": (lambda m, x: torch.add(m.a(x), x), 1),
+    "alpha": (lambda m, x: torch.add(x, m.a(x), alpha=0.1), 0),
+    "difference": (lambda m, x: x - m.a(x), 0),
+    "method in place": (lambda m, x: m.a(x).add_(x), 1),
+    "out argument": (lambda m, x: torch.add(x, m.a(x), out=torch.empty_like(x)), 0),
+    "learned scalar": (lambda m, x: x + m.scalar * m.a(x), 0),
+    "fused learned scalar": (lambda m, x: torch.addcmul(x, m.scalar, m.a(x)), 0),
+    "fused, factors swapped": (lambda m, x: torch.addcmul(x, m.a(x), m.scalar), 0),
+    "dropout": (lambda m, x: x + F.dropout(m.a(x), 0.1), 0),
+    "drop path": (lambda m, x: x + m.a(x) * torch.empty(len(x), 1).bernoulli_(0.9).div_(0.9), 0),
+    "norm on the skip": (lambda m, x: m.norm(x) + m.a(x), 0),
+    "post-norm": (lambda m, x: m.norm(x + m.a(x)), 0),
+    "gate": (lambda m, x: (1 - (t := m.b(x).sigmoid())) * x + t * m.a(x), 0),
+    "gate, other order": (lambda m, x: (h := m.a(x), t := m.b(x).sigmoid()) and t * h + (1 - t) * x, 1),
+    "projection": (lambda m, x: m.a(x) + m.b(m.c(x).relu()), 0),
+    "views": (lambda m, x: x.view(2, 2, 6) + m.a(x).reshape(2, 2, 6), 0),
+    "standardized weights": (lambda m, x: x + F.linear(x, m.a.weight / m.a.weight.std()), 0),
+    "functional": (lambda m, x: x + (x @ m.table.T).relu() @ m.table, 0),
+    "sparse mixing": (lambda m, x: x + torch.sparse.mm(torch.eye(4).to_sparse(), m.a(x)), 0),
+    "attention": (lambda m, x: x + F.scaled_dot_product_attention(m.a(x), m.b(x), m.c(x)), 0),
+    "halves of one tensor": (lambda m, x: x[:2] + m.a(x[2:]), 0),
+}
+
+
+@pytest.mark.parametrize("form", RESIDUAL)
+def test_forms_of_a_residual_add(form):
+    function, skip = RESIDUAL[form]
+    model = Function(function)
+    adds = find_residual_adds(model, VECTORS)
+    assert [(add.name, add.skip_operand) for add in adds] == [("Function", skip)]
+    assert adds[0].scale == ("scalar" if "scalar" in form or "fused" in form else None)
+
+
+def test_several_skips():
+    long = Function(lambda m, x: (y := x + m.a(x)) is not None and x + m.c((y + m.b(y)).relu()))
+    adds = find_residual_adds(long, VECTORS)
+    assert [(add.skip_operand, add.nested) for add in adds] == [(0, False), (0, False), (0, True)]
+    reversible = Function(lambda m, x: (y := x[:2] + m.a(x[2:])) is not None and x[2:] + m.b(y))
+    assert len(find_residual_adds(reversible, VECTORS)) == 2
+
+
+def _gelu_by_hand(m, x):
+    h = m.a(x)
+    return m.b(0.5 * h * (1 + torch.tanh(0.79788 * (h + 0.044715 * h**3))))
+
+
+def _rotary(m, x):
+    q = m.a(x)
+    return q * torch.cos(x.new_ones(6)) + torch.cat([-q[:, 3:], q[:, :3]], 1) * torch.sin(x.new_ones(6))
+
+
+def _pyramid(m, x):
+    top = x + m.a(x)  # the one residual add
+    return m.b(x) + F.interpolate(m.c(top.relu())[None], scale_factor=1)[0]
+
+
+NOT_RESIDUAL = {
+    "chain": lambda m, x: m.b(m.a(x).relu()),
+    "bias": lambda m, x: m.a(x) + m.table[0],
+    "positional embedding": lambda m, x: m.a(x + m.table),
+    "parallel towers": lambda m, x: m.a(x) + m.b(x),
+    "deep parallel towers": lambda m, x: m.a(m.b(x).relu()) + m.c(m.d(x).relu()),
+    "low-rank adapter": lambda m, x: m.a(x) + 0.1 * m.b(m.c(x)),
+    "doubling": lambda m, x: m.a(x + x),
+    "learned activation": lambda m, x: m.a(x + (m.scalar * x).sin() ** 2 / m.scalar),
+    "squeeze and excite": lambda m, x: x * m.a(x.mean(0, keepdim=True)).sigmoid(),
+    "handwritten GELU": _gelu_by_hand,
+    "rotary embedding": _rotary,
+    "sum of losses": lambda m, x: m.a(x).square().mean() + m.b(m.a(x)).square().mean(),
+    "concatenation": lambda m, x: torch.cat([x, m.a(x)], 1),
+    "handwritten norm": lambda m, x: m.a((x - x.mean(1, keepdim=True)) / x.var(1, keepdim=True).sqrt()),
+    "broadcast": lambda m, x: x + m.a(x.mean(0, keepdim=True)),
+}
+
+
+@pytest.mark.parametrize("form", NOT_RESIDUAL)
+def test_other_additions_are_not_residual(form):
+    assert find_residual_adds(Function(NOT_RESIDUAL[form]), VECTORS) == []
+
+
+def _recurrence(m, x):
+    state = torch.zeros(6)
+    for step in x.split(1):
+        state = torch.tanh(m.a(step) + m.b(state))
+    return state
+
+
+def test_recurrent_layers_have_none():
+    sequence = torch.randn(5, 2, 6)
+    for layer in (nn.RNN(6, 6, 2), nn.GRU(6, 6, 2), nn.LSTM(6, 6, 2), nn.GRUCell(6, 6), nn.LSTMCell(6, 6)):
+        batch = (sequence[0],) if isinstance(layer, nn.RNNCellBase) else (sequence,)
+        assert find_residual_adds(layer, batch) == []
+    assert find_residual_adds(Function(_recurrence), VECTORS) == []
+
+
+def test_pyramid_has_only_its_inner_residual_add():
+    adds = find_residual_adds(Function(_pyramid), VECTORS)
+    assert [add.branch_from for add in adds] == ["a"]
+
+
+def test_partial_sums_carry_on_within_one_forward_only():
+    """A finished block's output plus another map of its input is a sum of two towers."""
+    block = Function(lambda m, x: x + m.a(x))
+    outer = Function(lambda m, x: m.d(x) + m.a(x), make=lambda: block)
+    outer.a = nn.Linear(6, 6)
+    assert [add.module for add in find_residual_adds(outer, VECTORS)] == ["b"]
+
+
+def test_compiled_and_channels_last_and_autocast_models():
+    block = Bottleneck(8, 4, 1, project=True).eval()
+    images = torch.randn(2, 8, 8, 8)
+    compiled = torch.compile(copy.deepcopy(block), backend="eager")
+    compiled(images)
+    assert len(find_residual_adds(compiled, images)) == 1
+    last = copy.deepcopy(block).to(memory_format=torch.channels_last)
+    assert len(find_residual_adds(last, images.to(memory_format=torch.channels_last))) == 1
+    with torch.autocast("cpu", torch.bfloat16):
+        assert len(find_residual_adds(PostActivationResNet(), IMAGES)) == 16
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "count"),
+    [("wrn16_2", {"scheme": s}, 6) for s in ("batchnorm", "skipinit", "none", "divide-sqrt2", "fixup")]
+    + [
+        ("resnet50_v1", {}, 16),
+        ("resnet50_v2", {"scheme": "skipinit"}, 16),
+        ("fc_relu_bn", {"width": 8}, 100),
+    ],
+)
+def test_the_papers_networks(name, options, count):
+    model = create_model(name, **options)
+    batch = torch.randn(4, 100) if name.startswith("fc") else torch.randn(2, 3, 64, 64)
+    adds = find_residual_adds(model, batch)
+    assert [add.module for add in adds] == [f"blocks.{i}.merge" for i in range(count)]
+    assert all(add.skip_operand == 0 for add in adds)
+    if options.get("scheme") == "skipinit":
+        assert all(add.scale == f"{add.module}.alpha" for add in adds)
+    if name == "wrn16_2" and options["scheme"] in ("none", "skipinit"):
+        # An identity skip uses the sum beside the ReLU; a transition's skip and the head come after it.
+        relus = [
+            None,
+            "blocks.2.preactivation.relu1",
+            None,
+            "blocks.4.preactivation.relu1",
+            None,
+            "head.relu0",
+        ]
+        assert [add.activation for add in adds] == relus
+
+
+def test_arguments_by_position_and_by_name():
+    class Conditioned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(6, 6)
+
+        def forward(self, x, shift, flag=False):
+            return x + shift + self.layer(x) if flag else shift
+
+    assert find_residual_adds(Conditioned(), (VECTORS, VECTORS)) == []
+    assert len(find_residual_adds(Conditioned(), {"x": VECTORS, "shift": VECTORS, "flag": True})) == 1
+
+
+def test_batch_that_is_no_tensor():
+    with pytest.raises(ConfigError, match="the batch is a int; it must be a tensor, or hold one"):
+        find_residual_adds(LoopNet(), 3)
+
+
+def test_names_are_those_of_named_modules():
+    """Also for a module in two places, and for one that its parent has let go of."""
+    shared = nn.Linear(6, 6)
+    model = nn.ModuleDict({"a": nn.Sequential(nn.Sequential(shared), nn.ReLU()), "b": shared, "c": nn.Tanh()})
+    names = ModuleNames(model)
+    assert {names.of(module): module for module in model.modules()} == dict(model.named_modules())
+    assert nn.Linear(6, 6) not in names
+    lost = model.pop("c")
+    assert names.of(lost) == "Tanh"

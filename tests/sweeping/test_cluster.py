@@ -1,0 +1,279 @@
+"""A sweep on a Ray cluster: the numbers of a sweep here, though a node dies; what cannot be is one line."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from skipinit.cli import main
+from skipinit.config import ModelConfig, TrainConfig, identity, to_dict
+from skipinit.sweeping.engine import Outcome, run_sweep
+from skipinit.sweeping.grid import Grid
+from skipinit.sweeping.store import open_store
+from skipinit.training.records import EpochRecord
+
+pytest.importorskip("ray", reason="needs Ray (extra `cluster`)")
+pytestmark = pytest.mark.xdist_group("ray")  # one worker, one cluster
+
+_CONFIG = TrainConfig(
+    ModelConfig("wrn10_1", "skipinit", num_classes=10, in_channels=1),
+    "digits",
+    lr=0.05,
+    batch_size=256,
+    epochs=6,
+    augment=False,
+)
+_BATCHNORM = ModelConfig("wrn10_1", num_classes=10, in_channels=1)
+_DIVERGING = replace(_CONFIG, model=replace(_CONFIG.model, alpha=1e30))
+_RAISING = replace(_CONFIG, model=replace(_BATCHNORM, ghost_batch=48))
+_TRIALS = [*(replace(_CONFIG, seed=seed) for seed in range(6)), _DIVERGING, _RAISING]
+_COMMAND = ["sweep", "--model", "wrn10_1", "--scheme", "skipinit", "--data", "digits", "--lr", "0.05"]
+_COMMAND += ["--batch-size", "256", "--engine", "ray"]
+_PATIENCE = 90
+
+_DRIVER = """
+import json, sys
+from dataclasses import asdict
+from pathlib import Path
+from skipinit.config import train_from_dict
+from skipinit.sweeping.engine import run_sweep
+from skipinit.sweeping.grid import Grid
+
+trials = tuple(train_from_dict(fields) for fields in json.loads(sys.argv[1]))
+outcome = run_sweep(Grid(trials), Path(sys.argv[2]), engine="ray", checkpoint_seconds=0)
+print(json.dumps(asdict(outcome)))
+"""
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """Two nodes with a CPU each on this machine; none of their processes outlives the tests."""
+    from ray.cluster_utils import Cluster
+
+    small = {"num_cpus": 1, "num_gpus": 0, "object_store_memory": 80_000_000, "include_dashboard": False}
+    quick = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500}
+    with (
+        tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        # Ray writes its current address into its default folder, whatever `temp_dir` says, but does not make it.
+        patch.setenv("RAY_TMPDIR", folder)
+        Path(folder, "ray").mkdir()
+        cluster = Cluster()
+        try:
+            cluster.add_node(temp_dir=folder, _system_config=quick, **small)
+            cluster.add_node(temp_dir=folder, **small)
+            yield cluster
+        finally:
+            cluster.shutdown()
+            deadline = time.monotonic() + 10
+            while _processes(folder) and time.monotonic() < deadline:
+                time.sleep(0.1)
+            left = _processes(folder)
+            for pid in left:
+                os.kill(pid, signal.SIGKILL)
+        assert not left, "processes of the cluster outlived it"
+
+
+def _processes(word: str) -> list[int]:
+    """Those whose command line has the word."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            if word in (place / "cmdline").read_text(errors="replace"):
+                found.append(int(place.name))
+        except OSError:  # it has just ended
+            continue
+    return found
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.mark.parametrize(
+    ("address", "says"),
+    [
+        pytest.param(
+            "auto",
+            "start one with `ray start --head`",
+            marks=pytest.mark.skipif(bool(_processes("raylet")), reason="a Ray cluster runs on this machine"),
+        ),
+        pytest.param(f"127.0.0.1:{_free_port()}", "start one with `ray start --head`", id="nobody listens"),
+        ("nonsense", "start one with `ray start --head`"),
+        ("ray://127.0.0.1:10001", "run on a node"),
+    ],
+)
+def test_an_address_without_a_cluster_is_one_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    address: str,
+    says: str,
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    assert main([*_COMMAND, "--out", str(tmp_path / "sweep")]) == 2
+    printed = capsys.readouterr()
+    assert says in printed.err
+    assert address in printed.err
+    assert printed.err.count("\n") == 1
+    assert not (tmp_path / "sweep").exists()
+
+
+def _start(arguments: list[str], cluster: Any) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, *arguments],
+        env=os.environ | {"RAY_ADDRESS": cluster.address, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def _curves(out: Path) -> dict[str, list[EpochRecord]]:
+    with open_store(out) as store:
+        return {trial.id: store.curve(trial.id) for trial in store.trials()}
+
+
+def _numbers(out: Path) -> dict[str, list[EpochRecord]]:
+    """All that was measured but speed."""
+    return {
+        id: [replace(epoch, images_per_second=0.0) for epoch in curve] for id, curve in _curves(out).items()
+    }
+
+
+def _states(out: Path) -> dict[str, str]:
+    with open_store(out) as store:
+        return {trial.id: trial.state for trial in store.trials()}
+
+
+def _wait_until(holds: Callable[[], bool], driver: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + _PATIENCE
+    while not holds():
+        assert driver.poll() is None, driver.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def _both_have_begun(out: Path) -> bool:
+    """Two trials run, each with two epochs and more to come: one of them is on the node that will die."""
+    if not (out / "sweep.sqlite").exists():
+        return False
+    curves = _curves(out)
+    running = [id for id, state in _states(out).items() if state == "running"]
+    return sum(2 <= len(curves[id]) <= 4 for id in running) == 2
+
+
+def test_a_node_killed_in_mid_sweep_costs_no_trial_and_changes_no_number(
+    tmp_path: Path, cluster: Any
+) -> None:
+    out = tmp_path / "cluster"
+    (victim,) = cluster.worker_nodes
+    trials = json.dumps([to_dict(config) for config in _TRIALS])
+    with _start(["-c", _DRIVER, trials, str(out)], cluster) as driver:
+        try:
+            _wait_until(lambda: _both_have_begun(out), driver)
+            before = _curves(out)
+            cluster.remove_node(victim, allow_graceful=False)
+            printed, errors = driver.communicate(timeout=_PATIENCE)
+        finally:
+            driver.kill()
+    assert errors == "skipinit: a worker of the cluster is lost; its trials go on elsewhere\n"
+    assert json.loads(printed) == {"results": 7, "failures": 1, "left": 0}
+    states = _states(out)
+    assert states.pop(identity(_DIVERGING)) == "diverged"
+    assert states.pop(identity(_RAISING)) == "failed"
+    assert list(states.values()) == ["finished"] * 6
+    assert not list((out / "checkpoints").iterdir())
+
+    here = tmp_path / "here"
+    assert run_sweep(Grid(tuple(_TRIALS)), here, device="cpu", progress=False) == Outcome(7, 1, 0)
+    assert _numbers(out) == _numbers(here)
+    with open_store(out) as store:
+        failed = store.trial(identity(_RAISING))
+    assert "ghost_batch 48 does not divide" in failed.reason
+    assert "ConfigError" in failed.traceback
+
+    # Speeds are never the same twice: these epochs were trained once, so the lost trial went on from a
+    # checkpoint. The newest epoch of each may have been recorded without one.
+    after = _curves(out)
+    for id, (*sure, _) in ((id, curve) for id, curve in before.items() if curve):
+        assert after[id][: len(sure)] == sure
+
+
+def test_asked_to_stop_the_nodes_hand_over_their_checkpoints(tmp_path: Path, cluster: Any) -> None:
+    out = tmp_path / "stopped"
+    command = [*_COMMAND, "--epochs", "16", "--device", "cpu", "--out", str(out)]
+    with _start(["-m", "skipinit", *command], cluster) as driver:
+        try:
+            _wait_until(lambda: (out / "sweep.sqlite").exists() and any(_curves(out).values()), driver)
+            driver.send_signal(signal.SIGTERM)
+            printed, errors = driver.communicate(timeout=_PATIENCE)
+        finally:
+            driver.kill()
+    assert (driver.returncode, errors) == (130, "")
+    assert printed == f"0 results, 0 failures, 1 left; in {out}\n"
+    assert list(_states(out).values()) == ["pending"]
+    assert len(list((out / "checkpoints").glob("*.pt"))) == 1
+
+    (before,) = _curves(out).values()
+    with open_store(out) as store:
+        (trial,) = store.trials()
+    grid = Grid((trial.config,))
+    for place in (out, tmp_path / "undisturbed"):
+        assert run_sweep(grid, place, device="cpu", progress=False) == Outcome(1, 0, 0)
+    assert _numbers(out) == _numbers(tmp_path / "undisturbed")
+    assert _curves(out)[trial.id][: len(before)] == before  # the speeds, too: these were not trained again
+
+
+def test_a_gpu_that_no_node_has_is_refused_at_once(tmp_path: Path, cluster: Any) -> None:
+    started = time.monotonic()
+    command = [*_COMMAND, "--device", "cuda", "--out", str(tmp_path / "sweep")]
+    with _start(["-m", "skipinit", *command], cluster) as driver:
+        printed, errors = driver.communicate(timeout=_PATIENCE)
+    assert time.monotonic() - started < 30
+    assert (driver.returncode, printed) == (2, "")
+    assert errors.startswith("skipinit: no node of the cluster has a GPU; it has ")
+    assert errors.count("\n") == 1
+    assert not (tmp_path / "sweep").exists()
+
+
+def test_without_ray_the_line_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert main([*_COMMAND, "--out", str(tmp_path / "sweep")]) == 2
+    assert capsys.readouterr().err == (
+        "skipinit: engine ray needs the package ray; pip install 'skipinit[cluster]'\n"
+    )
+    assert not (tmp_path / "sweep").exists()
+
+
+def test_one_gpu_of_a_cluster_cannot_be_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*_COMMAND, "--device", "cuda:1", "--out", str(tmp_path / "sweep")]) == 2
+    assert capsys.readouterr().err == (
+        "skipinit: device 'cuda:1' cannot be chosen on a cluster; give auto, cpu or cuda\n"
+    )

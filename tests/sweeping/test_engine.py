@@ -1,0 +1,224 @@
+"""Training what a sweep lacks: packs change nothing, every trial gets one result or one failure."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import skipinit
+from skipinit.cli import main
+from skipinit.config import ModelConfig, TrainConfig, identity
+from skipinit.errors import ConfigError, SkipinitError
+from skipinit.sweeping.engine import Outcome, run_sweep
+from skipinit.sweeping.grid import Grid
+from skipinit.sweeping.packs import group, split
+from skipinit.sweeping.store import open_store, open_writer
+from skipinit.training.api import train
+from skipinit.training.control import Stop
+from skipinit.training.records import Trial
+
+_CONFIG = TrainConfig(
+    ModelConfig("wrn10_1", "skipinit", num_classes=10, in_channels=1),
+    "digits",
+    lr=0.05,
+    batch_size=256,
+    epochs=2,
+    augment=False,
+)
+_BATCHNORM = ModelConfig("wrn10_1", num_classes=10, in_channels=1)
+# A scalar of 1e30 on every branch overflows float32 in the second block: it diverges at once.
+_DIVERGING = replace(_CONFIG, model=replace(_CONFIG.model, alpha=1e30))
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Any:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def _sweep(configs: list[TrainConfig], out: Path, **options: Any) -> Outcome:
+    return run_sweep(Grid(tuple(configs)), out, device="cpu", progress=False, **options)
+
+
+def _trials(out: Path) -> dict[str, Trial]:
+    with open_store(out) as store:
+        return {trial.id: trial for trial in store.trials()}
+
+
+def _curve(out: Path, config: TrainConfig) -> list[dict[str, Any]]:
+    with open_store(out) as store:
+        epochs = store.curve(identity(config))
+    return [{k: v for k, v in vars(epoch).items() if k != "images_per_second"} for epoch in epochs]
+
+
+def test_a_trial_in_a_pack_of_sixteen_equals_the_lone_run_bit_for_bit(tmp_path: Path) -> None:
+    others = [replace(_CONFIG, lr=2.0**-n, seed=n) for n in range(3, 10)]
+    others += [replace(_CONFIG, model=_BATCHNORM, lr=2.0**-n) for n in range(3, 10)]
+    pack = [*others[:7], _CONFIG, _DIVERGING, *others[7:]]
+    assert len(pack) == 16
+    assert _sweep(pack, tmp_path, pack_size=16) == Outcome(results=16, failures=0, left=0)
+    alone = train(_CONFIG, device="cpu", progress=False)
+    expected = [
+        {k: v for k, v in vars(record).items() if k != "images_per_second"} for record in alone.records
+    ]
+    assert _curve(tmp_path, _CONFIG) == expected
+    broken = _trials(tmp_path)[identity(_DIVERGING)]
+    assert (broken.state, broken.reason) == ("diverged", "the loss was not finite at step 0")
+
+
+def test_a_result_is_never_trained_again_and_new_trials_join(tmp_path: Path) -> None:
+    _sweep([_CONFIG], tmp_path)
+    before = _trials(tmp_path)[identity(_CONFIG)]
+    second = replace(_CONFIG, seed=1)
+    assert _sweep([_CONFIG, second], tmp_path) == Outcome(2, 0, 0)
+    after = _trials(tmp_path)
+    assert after[identity(_CONFIG)] == before
+    assert after[identity(second)].state == "finished"
+    assert not list((tmp_path / "checkpoints").glob("*"))
+
+
+def test_a_trial_that_raises_is_a_failure_with_its_traceback_and_disturbs_nobody(tmp_path: Path) -> None:
+    bad = replace(_CONFIG, model=replace(_BATCHNORM, ghost_batch=48))
+    assert _sweep([_CONFIG, bad], tmp_path, pack_size=2) == Outcome(results=1, failures=1, left=0)
+    failed = _trials(tmp_path)[identity(bad)]
+    assert failed.state == "failed"
+    assert failed.reason is not None
+    assert "ghost_batch 48 does not divide" in failed.reason
+    assert failed.traceback is not None
+    assert "ConfigError" in failed.traceback
+    reference = tmp_path / "alone"
+    _sweep([_CONFIG], reference)
+    assert _curve(tmp_path, _CONFIG) == _curve(reference, _CONFIG)
+
+
+class _AfterSteps(Stop):
+    """Asks to stop at the n-th question."""
+
+    def __init__(self, questions: int) -> None:
+        super().__init__()
+        self.left = questions
+
+    @property
+    def requested(self) -> bool:
+        self.left -= 1
+        return self.left < 0
+
+
+@pytest.mark.parametrize("questions", [0, 3, 8])
+def test_a_stopped_sweep_goes_on_from_within_the_epoch(tmp_path: Path, questions: int) -> None:
+    configs = [_CONFIG, replace(_CONFIG, seed=1)]
+    stopped = _sweep(configs, tmp_path / "stopped", pack_size=2, stop=_AfterSteps(questions))
+    assert stopped == Outcome(0, 0, 2)
+    assert _sweep(configs, tmp_path / "stopped", pack_size=2) == Outcome(2, 0, 0)
+    _sweep(configs, tmp_path / "whole", pack_size=2)
+    for config in configs:
+        assert _curve(tmp_path / "stopped", config) == _curve(tmp_path / "whole", config)
+
+
+def test_a_damaged_checkpoint_costs_the_head_start_only(tmp_path: Path) -> None:
+    _sweep([_CONFIG], tmp_path, stop=_AfterSteps(8))
+    (checkpoint,) = (tmp_path / "checkpoints").glob("*.pt")
+    checkpoint.write_bytes(checkpoint.read_bytes()[:1000])
+    assert _sweep([_CONFIG], tmp_path) == Outcome(1, 0, 0)
+    assert [epoch["epoch"] for epoch in _curve(tmp_path, _CONFIG)] == [1, 2]
+
+
+def test_two_sweeps_on_one_store_the_second_says_who_holds_it(tmp_path: Path) -> None:
+    with open_writer(tmp_path), pytest.raises(SkipinitError, match=r"is being written by process \d+"):
+        _sweep([_CONFIG], tmp_path)
+    assert _trials(tmp_path) == {}
+
+
+def test_packs_share_data_batch_length_and_position() -> None:
+    configs = [_CONFIG, replace(_CONFIG, lr=1.0), replace(_CONFIG, batch_size=64), replace(_CONFIG, epochs=3)]
+    groups = group([(config, 0) for config in configs] + [(replace(_CONFIG, seed=1), 5)])
+    assert [len(members) for members in groups.values()] == [2, 1, 1, 1]
+    assert [len(pack) for pack in split(configs, 3)] == [3, 1]
+
+
+def test_the_command_trains_shows_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = [
+        "sweep",
+        "--model",
+        "wrn10_1",
+        "--scheme",
+        "skipinit,batchnorm",
+        "--lr",
+        "2^-4",
+        "--epochs",
+        "1",
+    ]
+    command += ["--data", "digits", "--batch-size", "256", "--out", str(tmp_path), "--device", "cpu"]
+    assert main([*command, "--dry-run"]) == 0
+    assert "2 trials, 2 epochs" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
+    assert main([*command, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"results": 2, "failures": 0, "left": 0}
+    assert main(["results", str(tmp_path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [trial["state"] for trial in found["trials"]] == ["finished", "finished"]
+    assert all(math.isfinite(trial["train_loss"]) for trial in found["trials"])
+    assert main([*command, "--ghost-batch", "7"]) == 2  # skipinit has no norm: refused before anything runs
+    assert "ghost_batch is not defined" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--lr", "fast"], "axis lr: 'fast' is not a number"),
+        (["--lr", ","], "empty place"),
+        (["--lr", "0.1", "--time-limit", "soon"], "write it as 90s, 9m or 2h"),
+        (["--lr", "0.1", "--pack-size", "0"], "pack_size 0 is not allowed"),
+        ([], "lr is not given"),
+    ],
+)
+def test_a_wrong_flag_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], says: str
+) -> None:
+    command = ["sweep", "--model", "wrn10_1", "--data", "digits", "--out", str(tmp_path / "sweep"), *flags]
+    assert main(command) == 2
+    printed = capsys.readouterr()
+    assert says in printed.err
+    assert printed.err.count("\n") == 1
+    assert not (tmp_path / "sweep").exists()
+
+
+def test_a_failed_trial_makes_the_exit_code_three(tmp_path: Path) -> None:
+    command = ["sweep", "--model", "wrn10_1", "--scheme", "batchnorm", "--lr", "0.1", "--epochs", "1"]
+    command += ["--data", "digits", "--ghost-batch", "48", "--batch-size", "256", "--device", "cpu"]
+    assert main([*command, "--out", str(tmp_path)]) == 3
+
+
+def test_a_pack_size_below_one_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="pack_size 0"):
+        _sweep([_CONFIG], tmp_path, pack_size=0)
+
+
+def test_python_a_file_and_the_command_line_are_one_sweep(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    axes = {"model": "wrn10_1", "data": "digits", "epochs": 1, "batch_size": 256, "lr": "2^-4,2^-3"}
+    file = tmp_path / "axes.toml"
+    file.write_text("\n".join(f"{name} = {json.dumps(value)}" for name, value in axes.items()))
+    first = skipinit.sweep(axes, str(tmp_path / "out"), device="cpu")
+    assert (first.results, first.left) == (2, 0)
+    before = skipinit.results(tmp_path / "out")
+    flags = [text for name, value in axes.items() for text in (f"--{name.replace('_', '-')}", str(value))]
+    skipinit.sweep(file, tmp_path / "out", device="cpu")
+    assert main(["sweep", *flags, "--out", str(tmp_path / "out"), "--device", "cpu"]) == 0
+    assert skipinit.results(tmp_path / "out") == before, "nothing was trained again, nothing joined"
+    capsys.readouterr()
+    assert main(["results", str(tmp_path / "out"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == before
+    accuracy = next(cell for cell in before["cells"] if cell["metric"] == "test_accuracy")
+    assert accuracy["mean"] == max(trial["test_accuracy"] for trial in before["trials"])
+    with pytest.raises(ConfigError, match="belong together"):
+        skipinit.results(tmp_path / "out", best=5)

@@ -1,0 +1,175 @@
+"""Axes become trials: the text grammar, types, order, duplicates, and what is refused."""
+
+from __future__ import annotations
+
+import doctest
+import itertools
+import re
+from pathlib import Path
+
+import pytest
+
+from skipinit.config import ModelConfig, TrainConfig, identity
+from skipinit.errors import ConfigError
+from skipinit.sweeping import grid as grid_module
+from skipinit.sweeping.grid import AXES, axis_values, expand, flatten, join, read_grid
+
+FIXED = {"model": "wrn16_2", "data": "digits", "batch_size": 64, "epochs": 2}
+
+
+@pytest.mark.parametrize(
+    ("axis", "given", "values"),
+    [
+        ("lr", "2^-6..2^0", [1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0]),
+        ("lr", "0.1, 2^-3,1e-2", [0.1, 0.125, 0.01]),
+        ("lr", 1, [1.0]),
+        ("lr", [1, "2^-1"], [1.0, 0.5]),
+        ("seed", "0..6", [0, 1, 2, 3, 4, 5, 6]),
+        ("seed", "3..3,7", [3, 7]),
+        ("seed", range(3), [0, 1, 2]),
+        ("batch_size", "2^3..2^5", [8, 16, 32]),
+        ("scheme", "skipinit,batchnorm", ["skipinit", "batchnorm"]),
+        ("alpha", "0,1/sqrt(d),1,none", [0.0, "1/sqrt(d)", 1.0, None]),
+        ("alpha", "-0.0", [0.0]),
+        ("ghost_batch", "none,64", [None, 64]),
+        ("biases", "true,false,none", [True, False, None]),
+        ("augment", [True, "false"], [True, False]),
+        ("precision", "bfloat16", ["bfloat16"]),
+        ("fixup_components", "1+2,1+2+3+4", [(1, 2), (1, 2, 3, 4)]),
+        ("fixup_components", [[1, 2], (3,)], [(1, 2), (3,)]),
+        ("data", "../pictures", ["../pictures"]),
+    ],
+)
+def test_values_of_an_axis(axis: str, given: object, values: list[object]) -> None:
+    found = axis_values(axis, given)
+    assert found == values
+    assert [repr(value) for value in found] == [repr(value) for value in values]  # 1 is not 1.0, nor -0.0 0.0
+
+
+@pytest.mark.parametrize(
+    ("axis", "given", "named"),
+    [
+        ("lr", "", "''"),
+        ("lr", [], "[]"),
+        ("lr", "0.1,,0.2", "0.1,,0.2"),
+        ("lr", "fast", "'fast' is not a number"),
+        ("lr", "nan", "'nan' is not a number"),
+        ("lr", "inf", "'inf' is not a number"),
+        ("lr", "2^9999", "'2^9999' is not a number"),
+        ("lr", True, "True is not a number"),
+        ("lr", "0..x", "'0..x'"),
+        ("lr", "2^-3..1", "mixes"),
+        ("seed", "6..0", "6..0 is empty"),
+        ("seed", "0.5", "'0.5' is not a whole number"),
+        ("seed", 1.0, "1.0 is not a whole number"),
+        ("seed", "2^-1", "'2^-1' is not a whole number"),
+        ("seed", "0..99999999", "100,000,000 values"),
+        ("schedule", "cosine", "one of cifar, imagenet, constant"),
+        ("augment", "yes", "'yes' is not true or false"),
+        ("fixup_components", "1+x", "'1+x' is not whole numbers"),
+    ],
+)
+def test_a_bad_value_is_named_with_its_axis(axis: str, given: object, named: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(named)) as error:
+        axis_values(axis, given)
+    assert axis in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_the_product_is_complete_and_the_seed_slowest() -> None:
+    grid = expand({**FIXED, "lr": "2^-2..2^0", "scheme": "skipinit,batchnorm", "seed": "0..1"})
+    expected = [
+        TrainConfig(ModelConfig("wrn16_2", scheme), "digits", lr, 64, 2, seed)
+        for seed, scheme, lr in itertools.product([0, 1], ["skipinit", "batchnorm"], [0.25, 0.5, 1.0])
+    ]
+    assert list(grid.trials) == expected
+    assert grid.duplicates == 0
+
+
+def test_the_order_does_not_depend_on_how_the_axes_were_written() -> None:
+    axes = {**FIXED, "lr": "2^-2..2^0", "seed": "0..1", "scheme": "none,fixup"}
+    assert expand(axes) == expand(dict(reversed(axes.items())))
+
+
+def test_equal_trials_are_kept_once_and_counted() -> None:
+    grid = expand({**FIXED, "lr": ["0.5", "2^-1", 0.5, 1], "seed": "0,0"})
+    assert [trial.lr for trial in grid.trials] == [0.5, 1.0]
+    assert grid.duplicates == 6
+    assert join([grid, grid]).duplicates == 6 + 6 + 2
+
+
+def test_text_and_python_give_the_same_identities() -> None:
+    text = expand({**FIXED, "lr": "1", "alpha": "1", "scheme": "skipinit", "epochs": "2"})
+    python = expand({**FIXED, "lr": 1.0, "alpha": 1, "scheme": ["skipinit"]})
+    by_hand = TrainConfig(ModelConfig("wrn16_2", "skipinit", alpha=1.0), "digits", 1.0, 64, 2)
+    assert identity(text.trials[0]) == identity(python.trials[0]) == identity(by_hand)
+
+
+def test_axes_over_a_base_config() -> None:
+    base = TrainConfig(ModelConfig("wrn16_2", "skipinit", alpha=1.0), "cifar10", 0.5, 64, 200, dampening=0.9)
+    grid = expand({"depth": "16,100,1000"}, base)
+    assert [trial.model.name for trial in grid.trials] == ["wrn16_2", "wrn100_2", "wrn1000_2"]
+    assert grid.trials[0] == base
+    assert grid.trials[2].model.alpha == 1.0
+    assert grid.trials[2].dampening == 0.9
+
+
+def test_every_field_of_a_config_is_an_axis() -> None:
+    config = TrainConfig(ModelConfig("wrn16_2", dropout=0.5), "digits", 0.5, 64, 2, seed=3)
+    flat = flatten(config)
+    assert set(flat) == set(AXES) - {"depth"}
+    assert (flat["model"], flat["dropout"], flat["seed"], flat["lr"]) == ("wrn16_2", 0.5, 3, 0.5)
+    assert len(flat) == len(vars(config)) + len(vars(config.model)) - 1
+    assert expand(flat).trials == (config,)
+
+
+@pytest.mark.parametrize(
+    ("axes", "message"),
+    [
+        ({**FIXED, "lrr": 1}, "axis 'lrr' is not known; did you mean lr"),
+        ({"model": "wrn16_2", "lr": 1}, "data and batch_size and epochs not given"),
+        ({**FIXED, "lr": 0}, "lr 0.0 is not allowed"),
+        ({**FIXED, "lr": 1, "depth": 17}, "depth 17 is not 6m + 4"),
+        ({**FIXED, "lr": 1, "model": "resnet50_v2", "depth": 16}, "resnet50_v2 has none"),
+        ({**FIXED, "lr": 1, "scheme": "skipint"}, "did you mean skipinit"),
+        ({**FIXED, "lr": 1, "scheme": "batchnorm,skipinit", "alpha": 0}, "batchnorm"),
+        ({**FIXED, "lr": "1..2000", "seed": "0..2000"}, "4,002,000 trials"),
+    ],
+)
+def test_what_no_sweep_can_run_is_refused(axes: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)) as error:
+        expand(axes)
+    assert "\n" not in str(error.value)
+
+
+def test_a_toml_file_with_parts(tmp_path: Path) -> None:
+    file = tmp_path / "table1.toml"
+    file.write_text(
+        'model = "wrn16_2"\ndata = "digits"\nbatch_size = 64\nepochs = 2\n'
+        'depth = [16, 100]\nlr = "2^-1..2^0"\nseed = "0..2"\n\n'
+        '[[part]]\nscheme = "batchnorm"\n\n[[part]]\nscheme = "skipinit"\nalpha = [0, 1, "1/sqrt(d)"]\n'
+    )
+    grid = read_grid(file)
+    kinds = {(trial.model.scheme, trial.model.alpha) for trial in grid.trials}
+    assert kinds == {("batchnorm", None), ("skipinit", 0.0), ("skipinit", 1.0), ("skipinit", "1/sqrt(d)")}
+    assert len(grid.trials) == 4 * 2 * 2 * 3
+
+
+@pytest.mark.parametrize("text", ["lr = ", "part = 3\nlr = 1", "lr = [[1]]", "lr = {a = 1}", "\x00"])
+def test_a_bad_toml_file_is_one_line(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "sweep.toml"
+    file.write_text('model = "wrn16_2"\ndata = "digits"\nbatch_size = 64\nepochs = 2\n' + text)
+    with pytest.raises(ConfigError) as error:
+        read_grid(file)
+    assert "\n" not in str(error.value)
+
+
+def test_a_missing_toml_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none\.toml: cannot be read"):
+        read_grid(tmp_path / "none.toml")
+
+
+def test_the_documented_example_holds() -> None:
+    outcome = doctest.testmod(grid_module)
+    assert outcome.attempted
+    assert not outcome.failed

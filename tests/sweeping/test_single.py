@@ -1,0 +1,267 @@
+"""The folder of a run: whose it is, what may not harm it, what is said when something is wrong with it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pickle
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from skipinit.config import ModelConfig, TrainConfig
+from skipinit.errors import ConfigError, DataError, SkipinitError
+from skipinit.files import writer_lock
+from skipinit.training.api import train
+from skipinit.training.checkpoint import evaluate_run, export_run
+from skipinit.training.control import Stop
+from skipinit.training.folder import RunFolder
+from skipinit.training.records import TrainResult
+
+_CONFIG = TrainConfig(
+    ModelConfig("wrn10_1", "skipinit", num_classes=10, in_channels=1),
+    "digits",
+    lr=0.025,
+    batch_size=256,
+    epochs=1,
+)
+
+
+def _train(config: TrainConfig, out: Path, **options: object) -> TrainResult:
+    return train(config, out, device="cpu", progress=False, **options)
+
+
+class _AtOnce(Stop):
+    @property
+    def requested(self) -> bool:
+        return True
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "finished"
+    assert _train(_CONFIG, out).state == "finished"
+    return out
+
+
+@pytest.fixture
+def stopped(tmp_path: Path) -> Path:
+    out = tmp_path / "stopped"
+    assert _train(_CONFIG, out, stop=_AtOnce()).state == "stopped"
+    return out
+
+
+def _contents(folder: Path) -> dict[str, tuple[bytes, int]]:
+    return {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.iterdir()}
+
+
+def test_a_folder_holds_the_whole_run(finished: Path) -> None:
+    names = {path.name for path in finished.iterdir()}
+    assert names == {"config.json", "metrics.jsonl", "checkpoint.pt", "result.json", "lock"}
+    (line,) = (finished / "metrics.jsonl").read_text().splitlines()
+    record = json.loads(line)
+    assert set(record) == {
+        "epoch", "train_loss", "test_accuracy", "test_loss", "lr", "images_per_second", "clean_train_loss",
+    }  # fmt: skip
+    assert json.loads((finished / "result.json").read_text()) == {
+        "state": "finished", "step": 5, "final": record,
+    }  # fmt: skip
+    assert RunFolder(finished).config() == _CONFIG
+
+
+def test_a_finished_run_is_only_read(finished: Path) -> None:
+    before = _contents(finished)
+    began = time.monotonic()
+    result = _train(_CONFIG, finished)
+    assert time.monotonic() - began < 0.5
+    assert _contents(finished) == before
+    assert dataclasses.asdict(result.final) == json.loads((finished / "metrics.jsonl").read_text())
+
+
+def test_without_a_folder_the_numbers_are_the_same(finished: Path) -> None:
+    (alone,), (kept,) = (
+        train(_CONFIG, device="cpu", progress=False).records,
+        _train(_CONFIG, finished).records,
+    )
+    assert replace(alone, images_per_second=0) == replace(kept, images_per_second=0)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"lr": 0.05}, "its lr is 0.025, not 0.05"),
+        ({"seed": 1}, "its seed is 0, not 1"),
+        ({"epochs": 2}, "its epochs is 1, not 2"),
+        ({"model": replace(_CONFIG.model, scheme="none")}, "its model.scheme is skipinit, not none"),
+    ],
+)
+def test_another_run_is_refused_by_the_field_that_differs(
+    finished: Path, stopped: Path, change: dict[str, object], words: str
+) -> None:
+    for folder in (finished, stopped):
+        before = _contents(folder)
+        with pytest.raises(ConfigError, match=words):
+            _train(replace(_CONFIG, **change), folder)
+        assert _contents(folder) == before
+
+
+def test_a_config_that_cannot_be_built_leaves_no_folder(tmp_path: Path) -> None:
+    hopeless = [
+        replace(_CONFIG, model=replace(_CONFIG.model, name="wrn11_1")),
+        replace(_CONFIG, model=replace(_CONFIG.model, scheme="skipnit")),
+        replace(_CONFIG, model=replace(_CONFIG.model, num_classes=9)),
+        replace(_CONFIG, model=replace(_CONFIG.model, in_channels=3)),
+        replace(_CONFIG, batch_size=1443),
+        replace(_CONFIG, data="digit"),
+    ]
+    for config in hopeless:
+        with pytest.raises(ConfigError):
+            _train(config, tmp_path / "run")
+        assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("size", [0, 100, 50_000])
+def test_a_damaged_checkpoint_is_named(stopped: Path, size: int) -> None:
+    checkpoint = stopped / "checkpoint.pt"
+    os.truncate(checkpoint, size)
+    with pytest.raises(DataError, match=r"checkpoint\.pt: is damaged .*; remove it to start the run anew"):
+        _train(_CONFIG, stopped)
+    checkpoint.unlink()
+    assert _train(_CONFIG, stopped).state == "finished"
+
+
+class _Trap:
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
+        return Path.touch, (self.mark,)
+
+
+@pytest.mark.parametrize("writer", [torch.save, lambda trap, path: path.write_bytes(pickle.dumps(trap))])
+def test_a_checkpoint_that_hides_code_is_refused_and_not_run(
+    stopped: Path, tmp_path: Path, writer: object
+) -> None:
+    mark = tmp_path / "mark"
+    writer({"tensors": [], "generator": _Trap(mark)}, stopped / "checkpoint.pt")
+    with pytest.raises(DataError, match=r"checkpoint\.pt"):
+        _train(_CONFIG, stopped)
+    with pytest.raises(DataError, match=r"checkpoint\.pt"):
+        evaluate_run(stopped, "cpu")
+    assert not mark.exists()
+    pickle.loads(pickle.dumps(_Trap(mark)))
+    assert mark.exists()  # the trap works
+
+
+def test_a_damaged_result_is_named(finished: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(finished, folder)
+    (folder / "result.json").write_text("{")
+    with pytest.raises(DataError, match=r"result\.json: .*remove it"):
+        _train(_CONFIG, folder)
+    (folder / "result.json").unlink()
+    assert _train(_CONFIG, folder).state == "finished"
+    assert json.loads((folder / "result.json").read_text()) == json.loads(
+        (finished / "result.json").read_text()
+    )
+
+
+def test_a_damaged_config_is_named(finished: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(finished, folder)
+    for text in ("", "{}", '{"config": {"model": {"fixup_components": null, "nme": 1}}}'):
+        (folder / "config.json").write_text(text)
+        with pytest.raises(DataError, match=r"config\.json: is not a run's config"):
+            _train(_CONFIG, folder)
+
+
+def test_a_folder_in_use_says_by_whom(stopped: Path) -> None:
+    with writer_lock(stopped / "lock"), pytest.raises(SkipinitError, match=f"process {os.getpid()} on "):
+        _train(_CONFIG, stopped)
+    assert _train(_CONFIG, stopped).state == "finished"
+
+
+def test_a_file_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    for out in (tmp_path / "file", tmp_path / "file" / "run"):
+        with pytest.raises(SkipinitError, match=f"{out}: cannot be made"):
+            _train(_CONFIG, out)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+@contextmanager
+def _without_rights() -> Iterator[None]:
+    """Root may write anywhere, so it becomes nobody for a while."""
+    root = os.geteuid() == 0
+    if root:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        if root:
+            os.seteuid(0)
+
+
+@pytest.fixture
+def read_only(finished: Path) -> Iterator[Path]:
+    """A folder where nothing can be written, with a finished run inside."""
+    folder = Path(tempfile.mkdtemp())
+    for path in (*shutil.copytree(finished, folder / "run").iterdir(), folder / "run", folder):
+        path.chmod(0o555)
+    yield folder
+    for path in (folder, folder / "run"):
+        path.chmod(0o755)
+    shutil.rmtree(folder)
+
+
+def test_a_read_only_folder_is_refused_with_a_way_out(read_only: Path) -> None:
+    with _without_rights():
+        with pytest.raises(SkipinitError, match=r"cannot be written \(Permission denied\); .*another folder"):
+            _train(_CONFIG, read_only)
+        with pytest.raises(SkipinitError, match=r"cannot be made \(Permission denied\); choose another"):
+            _train(_CONFIG, read_only / "new")
+
+
+def test_a_finished_run_can_be_read_where_nothing_can_be_written(read_only: Path) -> None:
+    with _without_rights():
+        assert _train(_CONFIG, read_only / "run").state == "finished"
+
+
+def test_drafts_of_a_killed_process_are_cleared_away(stopped: Path) -> None:
+    (stopped / ".checkpoint.pt.4711").write_bytes(b"half")
+    (stopped / ".notes.txt.1").write_text("the user's own")
+    assert _train(_CONFIG, stopped).state == "finished"
+    assert not (stopped / ".checkpoint.pt.4711").exists()
+    assert (stopped / ".notes.txt.1").exists()
+
+
+def test_a_checkpoint_from_a_gpu_can_be_measured_and_exported_here(finished: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(finished, tmp_path / "run")
+    state = torch.load(folder / "checkpoint.pt", weights_only=True)
+    state["generator"] = torch.zeros(16, dtype=torch.uint8)  # a CUDA generator's state: seed and offset
+    torch.save(state, folder / "checkpoint.pt")
+    assert evaluate_run(folder, "cpu") == evaluate_run(finished, "cpu")
+    export_run(folder, tmp_path / "exported")
+
+
+def test_a_run_that_diverges_is_a_result_and_not_repeated(tmp_path: Path) -> None:
+    config = replace(_CONFIG, model=replace(_CONFIG.model, scheme="none"), lr=1e6)
+    result = _train(config, tmp_path)
+    assert (result.state, result.records) == ("diverged", ())
+    assert json.loads((tmp_path / "result.json").read_text()) == {
+        "state": "diverged", "step": result.step, "final": None,
+    }  # fmt: skip
+    assert 0 < result.step < 5
+    before = _contents(tmp_path)
+    assert _train(config, tmp_path) == result
+    assert _contents(tmp_path) == before
+    with pytest.raises(DataError, match="this run has no checkpoint"):
+        evaluate_run(tmp_path, "cpu")

@@ -1,0 +1,145 @@
+"""What only a GPU runs: the Triton convolutions, and a pack captured as one graph."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from skipinit.config import ModelConfig, TrainConfig
+from skipinit.nets.create import build
+from skipinit.sweeping.workload import CHAINED_CHANNELS
+from skipinit.training.api import train
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.filterwarnings("default"),  # compiling raises what torch itself warns of
+]
+
+_CONFIG = TrainConfig(
+    ModelConfig("wrn10_1", "skipinit", num_classes=10, in_channels=1),
+    "digits",
+    lr=0.05,
+    batch_size=64,
+    epochs=2,
+    augment=False,
+)
+
+
+def _error(found: Tensor, expected: Tensor) -> float:
+    return float((found.detach().double() - expected.detach()).norm() / expected.detach().norm())
+
+
+@pytest.mark.parametrize(
+    ("images", "channels", "out", "height", "width"),
+    [
+        (64, 32, 32, 32, 32),
+        (64, 16, 32, 32, 32),
+        (64, 64, 64, 16, 16),
+        (64, 128, 128, 8, 8),
+        (3, 32, 64, 7, 5),
+    ],
+)
+def test_a_bfloat16_convolution_equals_float64_to_its_rounding(
+    images: int, channels: int, out: int, height: int, width: int
+) -> None:
+    """bfloat16 keeps 8 bits: relative errors of 2e-3; the weight gradient is summed and kept in float32."""
+    from skipinit.training.kernels.bfloat16 import RoundedWeights
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(channels, out, 3, padding=1, bias=False)).cuda()
+    model.to(memory_format=torch.channels_last)
+    exact = nn.Conv2d(channels, out, 3, padding=1, bias=False).cuda().double()
+    exact.weight.data = model[0].weight.data.bfloat16().double()
+    RoundedWeights(model)
+    x = torch.randn(images, channels, height, width, device="cuda").bfloat16()
+    gradient = torch.randn(images, out, height, width, device="cuda").bfloat16()
+    ours, theirs = x.clone().requires_grad_(), x.double().requires_grad_()
+    y, y_exact = model(ours), exact(theirs)
+    y.backward(gradient)
+    y_exact.backward(gradient.double())
+    assert _error(y, y_exact) < 3e-3
+    assert _error(ours.grad, theirs.grad) < 3e-3
+    assert model[0].weight.grad.dtype == torch.float32
+    assert _error(model[0].weight.grad, exact.weight.grad) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("name", "scheme", "alpha"),
+    [("wrn16_2", "skipinit", 0.5), ("wrn22_1", "skipinit", 0.0), ("wrn16_2", "divide-sqrt2", None)],
+)
+def test_a_chain_of_blocks_errs_no_more_than_autocast(name: str, scheme: str, alpha: float | None) -> None:
+    """Against float64, both in bfloat16: the chain rounds at fewer places."""
+    from skipinit.training.kernels.bfloat16 import RoundedWeights
+    from skipinit.training.kernels.chain import chain_blocks
+
+    ours, theirs, exact = (
+        build(ModelConfig(name, scheme, alpha=alpha), seed=1).cuda().to(memory_format=torch.channels_last)
+        for _ in range(3)
+    )
+    RoundedWeights(ours, chain_blocks(ours.blocks)).refresh()
+    exact.double()
+    torch.manual_seed(0)
+    images = torch.randn(64, 3, 32, 32, device="cuda").contiguous(memory_format=torch.channels_last)
+    gradient = torch.randn(64, 10, device="cuda")
+    with torch.autocast("cuda", torch.bfloat16):
+        found, autocast = ours(images), theirs(images)
+        with torch.no_grad():  # another compilation, another rounding at most
+            assert _error(ours(images), found) < 3e-3
+    found.float().backward(gradient)
+    autocast.float().backward(gradient)
+    out = exact(images.double())
+    out.backward(gradient.double())
+    assert _error(found, out) < 1.2 * _error(autocast, out)
+    for mine, its, right in zip(_gradients(ours), _gradients(theirs), _gradients(exact), strict=True):
+        if right.norm() == 0:
+            assert mine.norm() == 0
+        else:
+            assert _error(mine, right) < 1.5 * _error(its, right) + 2e-3
+
+
+def _gradients(model: nn.Module) -> list[Tensor]:
+    """Of every weight; of all scalars as one vector, because one number may be right by chance."""
+    weights = [weight.grad for weight in model.parameters() if weight.dim() > 0]
+    scalars = [scalar.grad for scalar in model.parameters() if scalar.dim() == 0]
+    return [*weights, torch.stack(scalars)] if scalars else weights
+
+
+def test_a_forecast_knows_which_channels_have_kernels() -> None:
+    from skipinit.training.kernels.convolution import FEW_CHANNELS
+
+    assert CHAINED_CHANNELS == FEW_CHANNELS
+
+
+def test_a_chain_shows_values_that_are_not_finite() -> None:
+    from skipinit.training.kernels.bfloat16 import RoundedWeights
+    from skipinit.training.kernels.chain import chain_blocks
+
+    model = (
+        build(ModelConfig("wrn16_2", "skipinit", alpha=1.0), seed=1)
+        .cuda()
+        .to(memory_format=torch.channels_last)
+    )
+    RoundedWeights(model, chain_blocks(model.blocks)).refresh()
+    with torch.autocast("cuda", torch.bfloat16):
+        out = model(torch.full((2, 3, 32, 32), torch.nan, device="cuda"))
+    assert out.isnan().all()
+
+
+def test_a_captured_graph_trains_as_the_cpu_does() -> None:
+    on_cpu, on_gpu = (train(_CONFIG, device=device, progress=False) for device in ("cpu", "cuda"))
+    for ours, theirs in zip(on_gpu.records, on_cpu.records, strict=True):
+        assert ours.train_loss == pytest.approx(theirs.train_loss, rel=1e-3)
+
+
+@pytest.mark.parametrize("scheme", ["batchnorm", "regularized-skipinit"])
+def test_bfloat16_trains(scheme: str) -> None:
+    model = replace(_CONFIG.model, scheme=scheme)
+    result = train(
+        replace(_CONFIG, model=model, epochs=10, precision="bfloat16"), device="cuda", progress=False
+    )
+    assert result.final is not None
+    assert result.final.test_accuracy > 90

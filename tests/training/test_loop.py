@@ -1,0 +1,159 @@
+"""Runs that share a device, micro-batches that make up a batch: neither may change a run's numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from skipinit.config import ModelConfig, TrainConfig
+from skipinit.errors import ConfigError
+from skipinit.training.control import Stop
+from skipinit.training.loop import train_together
+from skipinit.training.records import EpochRecord
+from skipinit.training.run import Run
+from skipinit.training.sources import open_data
+from skipinit.training.world import World
+
+_WORLD = World(torch.device("cpu"))
+
+
+class _Listener:
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+        self.broke: dict[int, int] = {}
+
+    def advanced(self, runs: Sequence[Run], position: int) -> None:
+        self.losses += [float(run.epoch_losses()[-1]) for run in runs]
+
+    def recorded(self, run: Run, record: EpochRecord) -> None:
+        assert run.records[-1] == record
+
+    def diverged(self, run: Run, step: int) -> None:
+        self.broke[run.config.seed] = step
+
+    def paused(self, runs: Sequence[Run], last: bool) -> None:
+        pass
+
+
+def _config(scheme: str, seed: int = 0, lr: float = 0.025, **options: Any) -> TrainConfig:
+    model = ModelConfig("wrn10_1", scheme, num_classes=10, in_channels=1, **options)
+    return TrainConfig(model, "digits", lr=lr, batch_size=256, epochs=2, seed=seed)
+
+
+def _train(*configs: TrainConfig, micro_batch: int = 1024) -> tuple[list[Run], _Listener]:
+    data, listener = open_data("digits", _WORLD.device), _Listener()
+    runs = [Run(config, data.source(config, _WORLD), _WORLD, micro_batch) for config in configs]
+    train_together(runs, data, listener, Stop())
+    return runs, listener
+
+
+def _numbers(run: Run) -> list[dict[str, Any]]:
+    return [{k: v for k, v in asdict(record).items() if k != "images_per_second"} for record in run.records]
+
+
+def _assert_bit_equal(one: Run, other: Run) -> None:
+    assert _numbers(one) == _numbers(other)
+    for mine, theirs in zip(one.changing_tensors(), other.changing_tensors(), strict=True):
+        assert torch.equal(mine, theirs)
+    assert torch.equal(one.generator.get_state(), other.generator.get_state())
+
+
+def test_a_run_is_bit_equal_alone_and_beside_others_even_one_that_diverges() -> None:
+    normal = _config("batchnorm", seed=1)
+    dropping = _config("regularized-skipinit", seed=2)
+    hopeless = _config("none", seed=3, lr=1e6)
+    pack, listener = _train(normal, hopeless, dropping)
+    for config, beside in ((normal, pack[0]), (dropping, pack[2])):
+        (alone,), _ = _train(config)
+        assert len(alone.records) == 2
+        _assert_bit_equal(alone, beside)
+    assert list(listener.broke) == [3]
+    (_,), lonely = _train(hopeless)
+    assert lonely.broke == listener.broke
+
+
+def test_a_clean_training_loss_is_recorded_only_where_asked_for() -> None:
+    plain = _config("skipinit", seed=1)
+    asking = replace(plain, seed=2, clean_train_loss=True)
+    (first, second), _ = _train(plain, asking)
+    assert [record.clean_train_loss for record in first.records] == [None, None]
+    assert all(record.clean_train_loss is not None for record in second.records)
+
+
+def test_the_clean_training_loss_is_that_of_the_unaugmented_set() -> None:
+    (run,), _ = _train(replace(_config("skipinit"), clean_train_loss=True))
+    data = open_data("digits", _WORLD.device)
+    pixels = data.images.train_images.double()
+    centred = pixels - pixels.mean((1, 2, 3), keepdim=True)
+    images = centred / centred.square().mean((1, 2, 3), keepdim=True).sqrt()
+    with torch.no_grad():
+        logits = run.model.double().eval()(images)
+    loss = torch.nn.functional.cross_entropy(logits, data.images.train_labels)
+    assert run.records[-1].clean_train_loss == pytest.approx(float(loss), rel=1e-5)
+
+
+def test_the_step_of_divergence_is_the_first_non_finite_loss() -> None:
+    config = _config("none", lr=1e6)
+    (run,), listener = _train(config)
+    data = open_data("digits", _WORLD.device)
+    again = Run(config, data.source(config, _WORLD), _WORLD, 1024)
+    again.source.begin(0, 0)
+    steps = 0
+    while np.isfinite(float(again.losses[max(steps - 1, 0)])):
+        again.train_step()
+        steps += 1
+    assert listener.broke == {0: steps - 1}
+    assert run.records == []
+
+
+@pytest.mark.parametrize(
+    ("scheme", "options", "sizes"),
+    [
+        ("batchnorm", {"ghost_batch": 32}, (32, 64, 128)),
+        ("regularized-skipinit", {}, (16, 100)),
+    ],
+)
+def test_micro_batches_equal_one_big_batch(
+    scheme: str, options: dict[str, int], sizes: tuple[int, ...]
+) -> None:
+    config = _config(scheme, **options)
+    (whole,), heard = _train(config)
+    assert whole.micro_batch == 256
+    for size in sizes:
+        (split,), listener = _train(config, micro_batch=size)
+        assert split.micro_batch < 256
+        np.testing.assert_allclose(listener.losses, heard.losses, rtol=0, atol=1e-5)
+
+
+def test_one_step_leaves_the_same_weights_and_running_averages_however_it_is_split() -> None:
+    config = _config("batchnorm", ghost_batch=32)
+    data = open_data("digits", _WORLD.device)
+    states = []
+    for size in (256, 64, 32):
+        run = Run(config, data.source(config, _WORLD), _WORLD, size)
+        run.source.begin(0, 0)
+        run.train_step()
+        states.append(run.model.state_dict())
+    for split in states[1:]:
+        for name, tensor in states[0].items():
+            np.testing.assert_allclose(split[name], tensor, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def test_a_micro_batch_holds_whole_ghosts() -> None:
+    data = open_data("digits", _WORLD.device)
+
+    def size(limit: int, **options: Any) -> int:
+        config = _config("batchnorm", **options)
+        return Run(config, data.source(config, _WORLD), _WORLD, limit).micro_batch
+
+    assert size(256, ghost_batch=32) == 256
+    assert size(100, ghost_batch=32) == 96
+    assert size(8, ghost_batch=32) == 32
+    assert size(8) == 256  # statistics of the whole batch need it whole
+    with pytest.raises(ConfigError, match="ghost_batch 48 does not divide the 256"):
+        size(256, ghost_batch=48)
