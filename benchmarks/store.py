@@ -15,10 +15,11 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from skipinit.config import TrainConfig, identity
+from skipinit.config import TrainConfig
 from skipinit.provenance import Provenance
 from skipinit.sweeping.grid import expand
 from skipinit.sweeping.store import open_writer
+from skipinit.training.protocol import identity
 from skipinit.training.records import EpochRecord, Trial
 
 EPOCHS = 200

@@ -38,7 +38,7 @@ from skipinit.provenance import Provenance
 from skipinit.sweeping.memory import pack_memory
 from skipinit.training.loop import Executor, make_executor
 from skipinit.training.run import Run
-from skipinit.training.sources import DeviceSource
+from skipinit.training.sources import DeviceImages
 from skipinit.training.world import World, find_device
 
 ON_GPU = [
@@ -90,7 +90,7 @@ def make_pack(bench: Bench, configs: Sequence[TrainConfig]) -> Executor:
     world = World(bench.device)
     runs = []
     for config in configs:
-        source = DeviceSource(bench.data, DATA_SETS[config.data], config, world)
+        source = DeviceImages(DATA_SETS[config.data], bench.data).source(config, world)
         source.begin(0, 0)
         runs.append(Run(config, source, world, BATCH))
     return make_executor(runs, images_on_device=True)

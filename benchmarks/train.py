@@ -30,7 +30,7 @@ from skipinit.nets.create import build
 from skipinit.provenance import Provenance
 from skipinit.training.loop import make_executor
 from skipinit.training.run import Run
-from skipinit.training.sources import DeviceSource
+from skipinit.training.sources import DeviceImages
 from skipinit.training.world import World, find_device
 
 BATCH = 64
@@ -76,7 +76,7 @@ def plain_loop(config: TrainConfig, data: ImageSet, device: torch.device) -> Cal
 
 def our_step(config: TrainConfig, data: ImageSet, device: torch.device) -> Callable[[], None]:
     world = World(device)
-    source = DeviceSource(data, DATA_SETS[config.data], config, world)
+    source = DeviceImages(DATA_SETS[config.data], data).source(config, world)
     source.begin(0, 0)
     return make_executor([Run(config, source, world, BATCH)], images_on_device=True).step
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .version import __version__
+__version__ = "0.1.0"
+
 
 if TYPE_CHECKING:
     from .config import ModelConfig, TheoryConfig, TrainConfig
@@ -22,17 +23,19 @@ if TYPE_CHECKING:
     from .nets.merges import GhostBatchNorm2d
     from .nets.schemes import list_schemes
     from .probing.measure import find_residual_adds, probe
-    from .sweeping.api import sweep
+    from .sweeping.engine import Outcome, sweep
     from .sweeping.results import results
-    from .training.api import train
+    from .sweeping.single import Evaluation, evaluate, export, train
     from .training.protocol import make_train_config
     from .training.records import TrainResult
 
 _HOME = {
     "ConfigError": "errors",
     "DataError": "errors",
+    "Evaluation": "sweeping.single",
     "GhostBatchNorm2d": "nets.merges",
     "ModelConfig": "config",
+    "Outcome": "sweeping.engine",
     "SkipinitError": "errors",
     "TheoryConfig": "config",
     "TrainConfig": "config",
@@ -40,6 +43,8 @@ _HOME = {
     "convert": "converting.convert",
     "create_model": "nets.create",
     "describe": "nets.describe",
+    "evaluate": "sweeping.single",
+    "export": "sweeping.single",
     "find_residual_adds": "probing.measure",
     "from_pretrained": "nets.create",
     "l2_parameters": "nets.layers",
@@ -48,8 +53,8 @@ _HOME = {
     "make_train_config": "training.protocol",
     "probe": "probing.measure",
     "results": "sweeping.results",
-    "sweep": "sweeping.api",
-    "train": "training.api",
+    "sweep": "sweeping.engine",
+    "train": "sweeping.single",
 }
 
 __all__ = [*_HOME, "__version__"]

@@ -1,88 +1,97 @@
-"""What a network and a training run are, as plain frozen data; a config's hash is its identity.
+"""What a network and a training run are, as plain frozen data. Each option is declared here and nowhere else.
 
-Nothing here imports torch: the command line parses and prints configs without paying for it. What a
-name or an option means is decided by the part that owns it: `nets` for `ModelConfig`, `train` for
-`TrainConfig`.
+The command line, the axes of a sweep and the arguments from Python are made from these fields: their names,
+types and helps. Nothing here imports torch. What is not given is settled by the part that owns it: `nets` for
+`ModelConfig`, `training` for `TrainConfig`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import hashlib
 import json
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, get_type_hints
 
 from .errors import ConfigError
+from .notation import allowed, check_value
 
 Schedule = Literal["cifar", "imagenet", "constant"]
 Precision = Literal["float32", "tf32", "bfloat16"]
 CropPadding = Literal["zero", "reflect", "symmetric"]
 ClassifierInit = Literal["he", "lecun", "zero"]
 Projection = Literal["activated", "raw"]
-_CHOICES = {
-    "schedule": get_args(Schedule),
-    "precision": get_args(Precision),
-    "crop_padding": get_args(CropPadding),
-}
+FixupComponent = Literal[1, 2, 3, 4]
+Alpha = float | Literal["1/sqrt(d)"]
+
+
+def option(
+    help: str,
+    default: Any = dataclasses.MISSING,
+    *,
+    least: float = -math.inf,
+    above: float = -math.inf,
+    below: float = math.inf,
+) -> Any:
+    """A field with its help and the range of its values; without a default it must be given."""
+    within = f" in [{least}, {below})" if math.isfinite(below) else ""
+    within = within or (f", {least} or more" if math.isfinite(least) else "")
+    within = within or (f" above {above}" if math.isfinite(above) else "")
+    in_range = lambda value: least <= value < below and value > above  # noqa: E731
+    return dataclasses.field(
+        default=default, metadata={"help": help, "in_range": in_range if within else None, "within": within}
+    )
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """One network. `None` means: what the paper says for this architecture and scheme."""
+    """One network. `None` means: what the paper says for this architecture and scheme, and the data has."""
 
-    name: str
-    scheme: str = "batchnorm"
-    num_classes: int | None = None
-    in_channels: int = 3
-    alpha: float | str | None = None
-    """Start of the branch scalar of SkipInit: a number, or "1/sqrt(d)" with d the number of blocks."""
-    ghost_batch: int | None = None
-    """Examples per group of batch statistics; the whole batch if not given."""
-    batch_statistics_at_test: bool = False
-    """Normalize by the test batch's own statistics instead of the running averages."""
-    dropout: float | None = None
-    """Drop probability of the one layer between global pooling and the classifier."""
-    biases: bool | None = None
-    """A bias in every convolution."""
-    scalar_bias: bool | None = None
-    """One scalar bias per block between merge and ReLU (ResNet-V1 with SkipInit)."""
-    fixup_components: tuple[int, ...] | None = None
-    """Which of Fixup's four components are on; all if not given."""
-    classifier_init: ClassifierInit | None = None
-    """How the classifier's weights start; the paper says how convolutions do and is silent about it."""
-    projection: Projection | None = None
-    """What the 1x1 convolution on a transition's skip sees: relu(x), as the branch does, or x itself."""
+    name: str = option("Name of the network: see `skipinit models`.")
+    scheme: str = option("How the network is kept trainable: see `skipinit schemes`.", "batchnorm")
+    num_classes: int | None = option("Number of classes; the data set's if not given.", None, least=1)
+    in_channels: int | None = option("Channels of the input; the data set's if not given.", None, least=1)
+    alpha: Alpha | None = option(
+        "Start of SkipInit's branch scalar: a number, or 1/sqrt(d) with d the number of blocks.", None
+    )
+    ghost_batch: int | None = option(
+        "Examples per group of batch statistics, which must divide the batch; the whole batch if not given.",
+        None,
+        least=1,
+    )
+    batch_statistics_at_test: bool = option(
+        "Normalize by the test batch's own statistics instead of the running averages.", False
+    )
+    dropout: float | None = option(
+        "Drop probability between global pooling and the classifier.", None, least=0, below=1
+    )
+    biases: bool | None = option("A bias in every convolution.", None)
+    scalar_bias: bool | None = option(
+        "A scalar bias per block between merge and ReLU (ResNet-V1 with SkipInit).", None
+    )
+    fixup_components: tuple[FixupComponent, ...] | None = option(
+        "Which of Fixup's components are on, such as 1+2+3+4; all if not given.", None
+    )
+    classifier_init: ClassifierInit | None = option("How the classifier's weights start.", None)
+    projection: Projection | None = option(
+        "What the skip of a transition convolves: relu(x), as the branch does, or x itself.", None
+    )
 
     def __post_init__(self) -> None:
-        _make_floats(self, "alpha", "dropout")
-        _require(isinstance(self.name, str), "name", repr(self.name), "the name of a model")
-        _require(isinstance(self.scheme, str), "scheme", repr(self.scheme), "the name of a scheme")
-        for option in ("num_classes", "in_channels", "ghost_batch"):
-            _require_count(self.name, option, getattr(self, option), optional=option != "in_channels")
-        drop = self.dropout
-        probable = drop is None or (isinstance(drop, float) and 0 <= drop < 1)
-        _require(probable, "dropout", drop, "in [0, 1)")
-        for option, choices in (("classifier_init", ClassifierInit), ("projection", Projection)):
-            given, kinds = getattr(self, option), get_args(choices)
-            _require(given is None or given in kinds, option, repr(given), f"one of {', '.join(kinds)}")
+        _check_options(self, f"{self.name}: ")
 
 
 @dataclass(frozen=True)
 class TheoryConfig:
     """One of the networks of Figures 2 and 5, at the paper's size unless said otherwise."""
 
-    name: str
-    blocks: int = 100
-    width: int | None = None
-    in_channels: int | None = None
+    name: str = option("Name of the network: see `skipinit models`.")
+    blocks: int = option("Residual blocks.", 100, least=1)
+    width: int | None = option("Width.", None, least=1)
+    in_channels: int | None = option("Channels of the input.", None, least=1)
 
     def __post_init__(self) -> None:
-        _require(isinstance(self.name, str), "name", repr(self.name), "the name of a theory network")
-        for option in ("blocks", "width", "in_channels"):
-            _require_count(self.name, option, getattr(self, option), optional=option != "blocks")
+        _check_options(self, f"{self.name}: ")
 
 
 @dataclass(frozen=True)
@@ -90,59 +99,71 @@ class TrainConfig:
     """One training run: everything that decides its numbers, and nothing else."""
 
     model: ModelConfig
-    data: str
-    lr: float
-    batch_size: int
-    epochs: int
-    seed: int = 0
-    momentum: float = 0.9
-    dampening: float = 0.0
-    """v <- momentum v + (1 - dampening) g. The paper's learning rates are those of 0.9."""
-    l2: float = 5e-4
-    """Coefficient c of c/2 |w|^2 over convolution and dense weights."""
-    schedule: Schedule = "cifar"
-    precision: Precision = "float32"
-    """Of the arithmetic; parameters and optimizer state are float32 in any case."""
-    crop_padding: CropPadding = "zero"
-    """What random crops see beyond the edge: zeros, or the image mirrored, its edge left out or repeated."""
-    augment: bool = True
-    clean_train_loss: bool = False
-    """Also evaluate the loss over the clean training set after every epoch."""
+    data: str = option(
+        "digits, cifar10, cifar100, imagenet, gaussian, or a folder with train/ and val/ inside."
+    )
+    lr: float = option("Learning rate: 0.25, or 2^-2.", above=0)
+    batch_size: int = option("Examples per update, over all processes.", least=1)
+    epochs: int = option("Passes over the training set; the schedule scales with it.", least=1)
+    seed: int = option("Seed of weights, data order, augmentation and dropout.", 0, least=0)
+    momentum: float = option("Momentum of SGD.", 0.9, least=0, below=1)
+    dampening: float = option(
+        "v <- momentum v + (1 - dampening) g; the paper's learning rates go with 0.9.", 0.0, least=0, below=1
+    )
+    l2: float = option("Coefficient c of c/2 |w|^2 over convolution and dense weights.", 5e-4, least=0)
+    schedule: Schedule = option("Schedule of the learning rate.", "cifar")
+    precision: Precision = option("Arithmetic; parameters and optimizer state are float32.", "float32")
+    crop_padding: CropPadding = option(
+        "What random crops see beyond the edge: zeros, or the image mirrored, its edge left out or repeated.",
+        "zero",
+    )
+    augment: bool = option("Crop and mirror training images at random.", True)
+    clean_train_loss: bool = option(
+        "Also evaluate the loss over the unaugmented training set after every epoch.", False
+    )
 
     def __post_init__(self) -> None:
-        _make_floats(self, "lr", "momentum", "dampening", "l2")
-        _require(math.isfinite(self.lr) and self.lr > 0, "lr", self.lr, "a positive number")
-        _require(self.batch_size >= 1, "batch_size", self.batch_size, "1 or more")
-        _require(self.epochs >= 1, "epochs", self.epochs, "1 or more")
-        _require(self.seed >= 0, "seed", self.seed, "0 or more")
-        _require(0 <= self.momentum < 1, "momentum", self.momentum, "in [0, 1)")
-        _require(0 <= self.dampening < 1, "dampening", self.dampening, "in [0, 1)")
-        _require(math.isfinite(self.l2) and self.l2 >= 0, "l2", self.l2, "0 or more")
-        for name, kinds in _CHOICES.items():
-            _require(getattr(self, name) in kinds, name, getattr(self, name), f"one of {', '.join(kinds)}")
-
-
-def _make_floats(config: object, *names: str) -> None:
-    """Write 1 as 1.0, so that equal configs look equal; what is no number is left for whoever checks it."""
-    for name in names:
-        value = getattr(config, name)
-        if isinstance(value, int) and not isinstance(value, bool):
-            with contextlib.suppress(OverflowError):
-                object.__setattr__(config, name, float(value))
-
-
-def _require(holds: bool, name: str, given: object, allowed: str) -> None:
-    if not holds:
-        raise ConfigError(f"{name} {given} is not allowed; it must be {allowed}")
-
-
-def _require_count(model: str, name: str, given: object, optional: bool) -> None:
-    # type, not isinstance: True is no count.
-    holds = (given is None and optional) or (type(given) is int and given >= 1)
-    _require(holds, f"{model}: {name}", given, "a whole number, 1 or more")
+        if not isinstance(self.model, ModelConfig):
+            raise ConfigError(f"model {self.model!r} is not allowed; it must be a ModelConfig")
+        _check_options(self)
 
 
 Config = ModelConfig | TheoryConfig | TrainConfig
+
+
+_TYPES: dict[Any, dict[str, Any]] = {
+    kind: get_type_hints(kind) for kind in (ModelConfig, TheoryConfig, TrainConfig)
+}
+
+
+def option_types(kind: type[Any]) -> dict[str, Any]:
+    """Names and types of a config's options."""
+    return _TYPES[kind]
+
+
+def option_help(kind: type[Any], name: str) -> str:
+    """What an option does."""
+    return str(kind.__dataclass_fields__[name].metadata["help"])
+
+
+def option_default(kind: type[Any], name: str) -> Any:
+    """What an option is where it is not given; `dataclasses.MISSING` where it must be."""
+    return kind.__dataclass_fields__[name].default
+
+
+def _check_options(config: Config, owner: str = "") -> None:
+    """Bring every value to its option's one type, or refuse it."""
+    for field in dataclasses.fields(config):
+        if field.name == "model":
+            continue
+        value, hint = getattr(config, field.name), option_types(type(config))[field.name]
+        in_range, within = field.metadata["in_range"], field.metadata["within"]
+        found = check_value(f"{owner}{field.name}", value, hint, within)
+        if in_range and found is not None and not in_range(found):
+            raise ConfigError(
+                f"{owner}{field.name} {value!r} is not allowed; it must be {allowed(hint)}{within}"
+            )
+        object.__setattr__(config, field.name, found)
 
 
 def to_dict(config: Config) -> dict[str, Any]:
@@ -152,29 +173,9 @@ def to_dict(config: Config) -> dict[str, Any]:
 
 def model_from_dict(fields: dict[str, Any]) -> ModelConfig:
     """The config that `to_dict` took apart; raises TypeError or ValueError where it is another's."""
-    components = fields.get("fixup_components")
-    return ModelConfig(**{**fields, "fixup_components": None if components is None else tuple(components)})
+    return ModelConfig(**fields)
 
 
 def train_from_dict(fields: dict[str, Any]) -> TrainConfig:
     """The config that `to_dict` took apart; raises TypeError, KeyError or ValueError where it is none."""
     return TrainConfig(**{**fields, "model": model_from_dict(fields["model"])})
-
-
-def identity(config: Config) -> str:
-    """Sixteen hexadecimal digits that two configs share only if they are equal.
-
-    Only what differs from the defaults counts, so that a field added later leaves old identities alone;
-    therefore a default, once released, is never changed.
-    """
-    canonical = json.dumps(_given(config), sort_keys=True)
-    return hashlib.sha256(canonical.encode()).hexdigest()[:16]
-
-
-def _given(config: Config) -> dict[str, Any]:
-    values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    defaults = {field.name: field.default for field in dataclasses.fields(config)}
-    changed = {name: value for name, value in values.items() if value != defaults[name]}
-    return {
-        name: _given(value) if isinstance(value, ModelConfig) else value for name, value in changed.items()
-    }

@@ -37,6 +37,25 @@ def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
         raise SkipinitError(f"{path}: cannot be written ({reason}); choose another place") from error
 
 
+def append_whole(path: Path, line: bytes) -> None:
+    """Add a line to a file in one write."""
+    try:
+        with open(path, "ab") as file:
+            file.write(line)
+    except OSError as error:
+        raise SkipinitError(f"{path}: cannot be written ({error.strerror})") from error
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and its parents."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SkipinitError(
+            f"{path}: cannot be made ({error.strerror}); choose a folder that can be written"
+        ) from None
+
+
 _PATIENCE = 0.5
 """Seconds for which a new writer asks again: `holder` takes the lock for an instant to see if it is free."""
 

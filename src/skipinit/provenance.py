@@ -9,7 +9,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from .version import __version__
+from . import __version__
 
 
 @dataclass(frozen=True)

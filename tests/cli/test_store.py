@@ -16,11 +16,11 @@ import tyro
 from tyro.extras import SubcommandApp
 
 from skipinit.cli import store as commands
-from skipinit.config import identity
 from skipinit.errors import ConfigError, DataError
 from skipinit.provenance import Provenance
 from skipinit.sweeping.grid import expand
 from skipinit.sweeping.store import open_writer
+from skipinit.training.protocol import identity
 from skipinit.training.records import EpochRecord
 
 HERE = Provenance("a machine", "cpu", {"skipinit": "0.1.0"}, None)
@@ -64,10 +64,10 @@ def sweep(tmp_path: Path) -> Path:
                 continue
             writer.start(id, HERE, classes=10)
             if config.model.scheme == "none":
-                writer.diverge(id, EpochRecord(1, 2.3, 10.0, 2.3, 0.1, 100.0), "loss at step 7", seconds=1.0)
+                writer.diverge(id, EpochRecord(1, 2.3, 10.0, 2.3, 0.1, 100.0), step=7, seconds=1.0)
             else:
                 value = accuracy(config.lr, config.seed)
-                writer.finish(id, EpochRecord(2, 1 / value, value, 0.5, 0.1, 100.0), seconds=2.0)
+                writer.finish(id, EpochRecord(2, 1 / value, value, 0.5, 0.1, 100.0), step=10, seconds=2.0)
     return folder
 
 
@@ -151,7 +151,7 @@ def test_status_is_live_in_a_terminal(
         writer.start(id, HERE, classes=10)
 
         def the_sweep_ends_meanwhile(seconds: float) -> None:
-            writer.finish(id, EpochRecord(2, 0.1, 50.0, 0.5, 0.1, 100.0), seconds=1.0)
+            writer.finish(id, EpochRecord(2, 0.1, 50.0, 0.5, 0.1, 100.0), step=10, seconds=1.0)
             stack.close()
 
         monkeypatch.setattr(time, "sleep", the_sweep_ends_meanwhile)

@@ -18,8 +18,9 @@ import pytest
 import torch
 
 from skipinit.config import ModelConfig, TrainConfig
-from skipinit.training.api import train
+from skipinit.sweeping.single import train
 from skipinit.training.control import Stop
+from support.runs import FILES, state, tensors
 
 _CONFIG = TrainConfig(
     ModelConfig("wrn10_1", "regularized-skipinit", num_classes=10, in_channels=1),
@@ -34,7 +35,7 @@ _NORMALIZED = replace(
 
 # Processes fork from a server that has imported torch: the instants fall into training, not into imports.
 _PROCESSES = multiprocessing.get_context("forkserver")
-_PROCESSES.set_forkserver_preload(["skipinit.training.api", "skipinit.data.images"])
+_PROCESSES.set_forkserver_preload(["skipinit.sweeping.single", "skipinit.data.images"])
 
 
 def _work(config: TrainConfig, out: Path) -> None:
@@ -59,10 +60,6 @@ def _dying_at_a_rename(config: TrainConfig, out: Path, number: int, before: bool
     _work(config, out)
 
 
-def _state(folder: Path) -> dict[str, Any]:
-    return torch.load(folder / "checkpoint.pt", weights_only=True)
-
-
 def _without_speed(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [
         {name: value for name, value in record.items() if name != "images_per_second"} for record in records
@@ -75,13 +72,13 @@ def _assert_same_end(folder: Path, reference: Path) -> None:
         for place in (folder, reference)
     ]
     assert metrics[0] == metrics[1]
-    ours, theirs = _state(folder), _state(reference)
-    assert len(ours["tensors"]) == len(theirs["tensors"])
-    assert all(torch.equal(a, b) for a, b in zip(ours["tensors"], theirs["tensors"], strict=True))
-    assert torch.equal(ours["generator"], theirs["generator"])
+    ours, theirs = state(folder), state(reference)
+    assert tensors(ours).keys() == tensors(theirs).keys()
+    assert all(torch.equal(tensor, tensors(theirs)[name]) for name, tensor in tensors(ours).items())
+    assert ours["step"] == theirs["step"]
+    assert torch.equal(ours["generator"]["state"], theirs["generator"]["state"])
     assert _without_speed(ours["records"]) == _without_speed(theirs["records"])
-    names = {path.name for path in folder.iterdir()}
-    assert names == {"config.json", "metrics.jsonl", "checkpoint.pt", "result.json", "lock"}
+    assert {path.name for path in folder.iterdir()} == FILES
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -148,7 +145,7 @@ def test_a_signal_leaves_a_checkpoint_within_the_epoch_to_go_on_from(
     tmp_path: Path, number: int, config: TrainConfig
 ) -> None:
     config = replace(config, batch_size=32, epochs=2)
-    command = [sys.executable, "-m", "skipinit", "train", "--model", "wrn10_1", "--data", "digits"]
+    command = [sys.executable, "-m", "skipinit", "train", "wrn10_1", "--data", "digits"]
     command += [
         "--scheme",
         config.model.scheme,
@@ -181,7 +178,7 @@ def test_a_signal_leaves_a_checkpoint_within_the_epoch_to_go_on_from(
     assert process.returncode == 130
     assert "run the same command to go on" in out
     assert err == ""
-    step = int(_state(tmp_path / "stopped")["tensors"][-2])
+    step = state(tmp_path / "stopped")["step"]
     assert 45 < step < 90
     assert not (tmp_path / "stopped" / "result.json").exists()
 

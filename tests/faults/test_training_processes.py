@@ -20,11 +20,12 @@ import torch
 
 from skipinit.config import ModelConfig, TrainConfig
 from skipinit.errors import SkipinitError
-from skipinit.training.api import train
+from skipinit.sweeping.single import train
 from skipinit.training.control import Stop
+from support.runs import state, tensors
 
 _PROCESSES = multiprocessing.get_context("forkserver")
-_PROCESSES.set_forkserver_preload(["skipinit.training.api", "skipinit.data.images"])
+_PROCESSES.set_forkserver_preload(["skipinit.sweeping.single", "skipinit.data.images"])
 _PATIENCE = 120
 
 
@@ -85,10 +86,6 @@ def _metrics(out: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
 
 
-def _state(out: Path) -> list[torch.Tensor]:
-    return torch.load(out / "checkpoint.pt", weights_only=True)["tensors"]
-
-
 def _assert_same_numbers(out: Path, reference: Path) -> None:
     ours, theirs = _metrics(out), _metrics(reference)
     assert len(ours) == len(theirs) > 0
@@ -105,7 +102,10 @@ def test_two_processes_have_the_numbers_of_one(tmp_path: Path, scheme: str, opti
     assert _train(config, tmp_path / "two") == [0, 0]
     assert _train(config, tmp_path / "one", size=1) == [0]
     _assert_same_numbers(tmp_path / "two", tmp_path / "one")
-    for ours, theirs in zip(_state(tmp_path / "two")[:-1], _state(tmp_path / "one")[:-1], strict=True):
+    two, one = (tensors(state(tmp_path / name)) for name in ("two", "one"))
+    assert two.keys() == one.keys()
+    for name in two.keys() - {"losses"}:
+        ours, theirs = two[name], one[name]
         scale = max(1.0, float(theirs.double().norm()))
         assert float((ours.double() - theirs.double()).norm()) <= 1e-3 * scale
 
@@ -114,17 +114,17 @@ def test_running_averages_after_a_step_are_those_of_one_process(tmp_path: Path) 
     config = replace(_config("batchnorm", epochs=1, ghost_batch=16), batch_size=1442 // 2 // 32 * 32)
     assert _train(config, tmp_path / "two", looks=0) == [0, 0]
     assert _train(config, tmp_path / "one", size=1, looks=0) == [0]
-    states = [_state(tmp_path / name) for name in ("two", "one")]
-    assert int(states[0][-2]) == int(states[1][-2]) == 1
-    for ours, theirs in zip(states[0][:-2], states[1][:-2], strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+    two, one = (state(tmp_path / name) for name in ("two", "one"))
+    assert two["step"] == one["step"] == 1
+    for name in tensors(two).keys() - {"losses"}:
+        np.testing.assert_allclose(tensors(two)[name], tensors(one)[name], rtol=1e-5, atol=1e-6)
 
 
 def test_stopped_within_an_epoch_two_processes_go_on_as_if_nothing_had_been(tmp_path: Path) -> None:
     config = _config("batchnorm", ghost_batch=32)
     assert _train(config, tmp_path / "stopped", looks=4) == [0, 0]
     assert not (tmp_path / "stopped" / "result.json").exists()
-    assert int(_state(tmp_path / "stopped")[-2]) == 5
+    assert state(tmp_path / "stopped")["step"] == 5
     assert _train(config, tmp_path / "stopped") == [0, 0]
     assert _train(config, tmp_path / "whole") == [0, 0]
     _assert_same_numbers(tmp_path / "stopped", tmp_path / "whole")
@@ -152,7 +152,7 @@ def test_a_dead_process_ends_the_job_which_then_goes_on(tmp_path: Path) -> None:
     config = replace(_config("skipinit", epochs=100), clean_train_loss=False)
     out = tmp_path / "run"
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    command += ["--master-port", str(_free_port()), "-m", "skipinit", "train", "--model", "wrn10_1"]
+    command += ["--master-port", str(_free_port()), "-m", "skipinit", "train", "wrn10_1"]
     command += ["--scheme", "skipinit", "--data", "digits", "--lr", "0.025", "--batch-size", "128"]
     command += ["--epochs", "100", "--seed", "4", "--augment", "True", "--device", "cpu", "--out", str(out)]
     with subprocess.Popen(

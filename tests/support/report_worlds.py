@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from skipinit.config import TrainConfig, identity
+from skipinit.config import TrainConfig
 from skipinit.paper.collect import Collection, Probed, measured_sets
 from skipinit.paper.presets import PRESETS, Precision
 from skipinit.paper.published import Address, TunedCell, exhibits
 from skipinit.paper.recipes import Order, plan_exhibit
 from skipinit.provenance import Provenance
 from skipinit.sweeping.store import open_writer
+from skipinit.training.protocol import identity
 from skipinit.training.records import EpochRecord, Trial
 from support.paper_worlds import rows_by_theory
 

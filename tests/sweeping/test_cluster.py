@@ -19,10 +19,11 @@ import pytest
 import torch
 
 from skipinit.cli import main
-from skipinit.config import ModelConfig, TrainConfig, identity, to_dict
+from skipinit.config import ModelConfig, TrainConfig, to_dict
 from skipinit.sweeping.engine import Outcome, run_sweep
 from skipinit.sweeping.grid import Grid
 from skipinit.sweeping.store import open_store
+from skipinit.training.protocol import identity
 from skipinit.training.records import EpochRecord
 
 pytest.importorskip("ray", reason="needs Ray (extra `cluster`)")
@@ -40,7 +41,7 @@ _BATCHNORM = ModelConfig("wrn10_1", num_classes=10, in_channels=1)
 _DIVERGING = replace(_CONFIG, model=replace(_CONFIG.model, alpha=1e30))
 _RAISING = replace(_CONFIG, model=replace(_BATCHNORM, ghost_batch=48))
 _TRIALS = [*(replace(_CONFIG, seed=seed) for seed in range(6)), _DIVERGING, _RAISING]
-_COMMAND = ["sweep", "--model", "wrn10_1", "--scheme", "skipinit", "--data", "digits", "--lr", "0.05"]
+_COMMAND = ["sweep", "wrn10_1", "--scheme", "skipinit", "--data", "digits", "--lr", "0.05"]
 _COMMAND += ["--batch-size", "256", "--engine", "ray"]
 _PATIENCE = 90
 
@@ -77,7 +78,7 @@ def cluster() -> Iterator[Any]:
         tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder,
         pytest.MonkeyPatch.context() as patch,
     ):
-        # Ray writes its current address into its default folder, whatever `temp_dir` says, but does not make it.
+        # Ray writes its address into its default folder, whatever `temp_dir` says, but does not make it.
         patch.setenv("RAY_TMPDIR", folder)
         Path(folder, "ray").mkdir()
         cluster = Cluster()

@@ -13,14 +13,15 @@ import torch
 
 import skipinit
 from skipinit.cli import main
-from skipinit.config import ModelConfig, TrainConfig, identity
+from skipinit.config import ModelConfig, TrainConfig
 from skipinit.errors import ConfigError, SkipinitError
 from skipinit.sweeping.engine import Outcome, run_sweep
 from skipinit.sweeping.grid import Grid
 from skipinit.sweeping.packs import group, split
+from skipinit.sweeping.single import train
 from skipinit.sweeping.store import open_store, open_writer
-from skipinit.training.api import train
 from skipinit.training.control import Stop
+from skipinit.training.protocol import identity
 from skipinit.training.records import Trial
 
 _CONFIG = TrainConfig(
@@ -147,7 +148,6 @@ def test_packs_share_data_batch_length_and_position() -> None:
 def test_the_command_trains_shows_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = [
         "sweep",
-        "--model",
         "wrn10_1",
         "--scheme",
         "skipinit,batchnorm",
@@ -173,7 +173,7 @@ def test_the_command_trains_shows_and_goes_on(tmp_path: Path, capsys: pytest.Cap
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (["--lr", "fast"], "axis lr: 'fast' is not a number"),
+        (["--lr", "fast"], "axis lr: 'fast' is not allowed; it must be a finite number"),
         (["--lr", ","], "empty place"),
         (["--lr", "0.1", "--time-limit", "soon"], "write it as 90s, 9m or 2h"),
         (["--lr", "0.1", "--pack-size", "0"], "pack_size 0 is not allowed"),
@@ -183,7 +183,7 @@ def test_the_command_trains_shows_and_goes_on(tmp_path: Path, capsys: pytest.Cap
 def test_a_wrong_flag_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], says: str
 ) -> None:
-    command = ["sweep", "--model", "wrn10_1", "--data", "digits", "--out", str(tmp_path / "sweep"), *flags]
+    command = ["sweep", "wrn10_1", "--data", "digits", "--out", str(tmp_path / "sweep"), *flags]
     assert main(command) == 2
     printed = capsys.readouterr()
     assert says in printed.err
@@ -192,7 +192,7 @@ def test_a_wrong_flag_is_one_line(
 
 
 def test_a_failed_trial_makes_the_exit_code_three(tmp_path: Path) -> None:
-    command = ["sweep", "--model", "wrn10_1", "--scheme", "batchnorm", "--lr", "0.1", "--epochs", "1"]
+    command = ["sweep", "wrn10_1", "--scheme", "batchnorm", "--lr", "0.1", "--epochs", "1"]
     command += ["--data", "digits", "--ghost-batch", "48", "--batch-size", "256", "--device", "cpu"]
     assert main([*command, "--out", str(tmp_path)]) == 3
 
@@ -212,6 +212,7 @@ def test_python_a_file_and_the_command_line_are_one_sweep(
     assert (first.results, first.left) == (2, 0)
     before = skipinit.results(tmp_path / "out")
     flags = [text for name, value in axes.items() for text in (f"--{name.replace('_', '-')}", str(value))]
+    flags.remove("--model")
     skipinit.sweep(file, tmp_path / "out", device="cpu")
     assert main(["sweep", *flags, "--out", str(tmp_path / "out"), "--device", "cpu"]) == 0
     assert skipinit.results(tmp_path / "out") == before, "nothing was trained again, nothing joined"

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from skipinit.config import TrainConfig, identity
+from skipinit.config import ModelConfig, TrainConfig
 from skipinit.errors import DataError, SkipinitError
 from skipinit.provenance import Provenance
 from skipinit.sweeping.exchange import Entry, Merged, entries, export_results, merge, read_results
 from skipinit.sweeping.grid import expand
 from skipinit.sweeping.store import open_store, open_writer
+from skipinit.training.protocol import identity, settle
 from skipinit.training.records import EpochRecord
 
 HERE = Provenance("a machine", "cpu", {"skipinit": "0.1.0", "torch": "2.13.0"}, "0123abcd")
@@ -34,16 +35,16 @@ def run(folder: Path, config: TrainConfig, upto: str, accuracy: float = 50.0, sp
             return
         writer.start(id, HERE, classes=10)
         if upto == "diverged at once":
-            writer.diverge(id, None, "loss at step 0", seconds=0.1)
+            writer.diverge(id, None, step=0, seconds=0.1)
             return
         writer.record([(id, measured(1, accuracy, speed)), (id, measured(2, accuracy, speed))])
         if upto == "failed":
             writer.fail(id, "RuntimeError: no", "Traceback …", seconds=1.0)
         elif upto == "finished":
-            writer.finish(id, measured(3, accuracy, speed), seconds=1 / 3)
+            writer.finish(id, measured(3, accuracy, speed), step=10, seconds=1 / 3)
         elif upto == "diverged":
             last = replace(measured(3, 10.0), clean_train_loss=float("nan"))
-            writer.diverge(id, last, "loss at step 7", seconds=0.1)
+            writer.diverge(id, last, step=7, seconds=0.1)
 
 
 def contents(folder: Path) -> list[Entry]:
@@ -99,7 +100,7 @@ def test_results_that_disagree_are_named_and_the_first_stays(tmp_path: Path) -> 
 
 
 def test_the_round_trip_is_exact(tmp_path: Path) -> None:
-    fixup = replace(FIRST, model=replace(FIRST.model, scheme="fixup", fixup_components=(1, 2)))
+    fixup = settle(replace(FIRST, model=ModelConfig("wrn16_2", "fixup", fixup_components=(1, 2))))
     for config, state in [
         (THIRD, "finished"),
         (FIRST, "diverged"),

@@ -243,7 +243,7 @@ def test_pack_sizes_asked_for(tmp_path: Path) -> None:
 
 
 def test_the_command_says_packs_time_and_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["sweep", "--model", "wrn16_2", "--data", "cifar10", "--lr", "2^-3..2^0", "--seed", "0..6"]
+    command = ["sweep", "wrn16_2", "--data", "cifar10", "--lr", "2^-3..2^0", "--seed", "0..6"]
     command += ["--out", str(tmp_path / "out"), "--device", "cpu", "--pack-size", "8", "--dry-run"]
     assert main(command) == 0
     printed = capsys.readouterr().out

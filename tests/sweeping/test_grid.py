@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from skipinit.config import ModelConfig, TrainConfig, identity
+from skipinit.config import ModelConfig, TrainConfig
 from skipinit.errors import ConfigError
 from skipinit.sweeping import grid as grid_module
 from skipinit.sweeping.grid import AXES, axis_values, expand, flatten, join, read_grid
+from skipinit.training.protocol import identity, make_train_config, settle
 
 FIXED = {"model": "wrn16_2", "data": "digits", "batch_size": 64, "epochs": 2}
 
@@ -52,21 +53,21 @@ def test_values_of_an_axis(axis: str, given: object, values: list[object]) -> No
         ("lr", "", "''"),
         ("lr", [], "[]"),
         ("lr", "0.1,,0.2", "0.1,,0.2"),
-        ("lr", "fast", "'fast' is not a number"),
-        ("lr", "nan", "'nan' is not a number"),
-        ("lr", "inf", "'inf' is not a number"),
-        ("lr", "2^9999", "'2^9999' is not a number"),
-        ("lr", True, "True is not a number"),
+        ("lr", "fast", "'fast' is not allowed; it must be a finite number"),
+        ("lr", "nan", "'nan' is not allowed; it must be a finite number"),
+        ("lr", "inf", "'inf' is not allowed"),
+        ("lr", "2^9999", "'2^9999' is not allowed"),
+        ("lr", True, "True is not allowed; it must be a finite number"),
         ("lr", "0..x", "'0..x'"),
         ("lr", "2^-3..1", "mixes"),
         ("seed", "6..0", "6..0 is empty"),
-        ("seed", "0.5", "'0.5' is not a whole number"),
-        ("seed", 1.0, "1.0 is not a whole number"),
-        ("seed", "2^-1", "'2^-1' is not a whole number"),
+        ("seed", "0.5", "'0.5' is not allowed; it must be a whole number"),
+        ("seed", 1.0, "1.0 is not allowed; it must be a whole number"),
+        ("seed", "2^-1", "'2^-1' is not allowed; it must be a whole number"),
         ("seed", "0..99999999", "100,000,000 values"),
         ("schedule", "cosine", "one of cifar, imagenet, constant"),
-        ("augment", "yes", "'yes' is not true or false"),
-        ("fixup_components", "1+x", "'1+x' is not whole numbers"),
+        ("augment", "yes", "'yes' is not allowed; it must be true or false"),
+        ("fixup_components", "1+x", "'1+x' is not allowed; it must be a tuple out of 1, 2, 3 and 4"),
     ],
 )
 def test_a_bad_value_is_named_with_its_axis(axis: str, given: object, named: str) -> None:
@@ -79,7 +80,7 @@ def test_a_bad_value_is_named_with_its_axis(axis: str, given: object, named: str
 def test_the_product_is_complete_and_the_seed_slowest() -> None:
     grid = expand({**FIXED, "lr": "2^-2..2^0", "scheme": "skipinit,batchnorm", "seed": "0..1"})
     expected = [
-        TrainConfig(ModelConfig("wrn16_2", scheme), "digits", lr, 64, 2, seed)
+        make_train_config(ModelConfig("wrn16_2", scheme), "digits", lr=lr, batch_size=64, epochs=2, seed=seed)
         for seed, scheme, lr in itertools.product([0, 1], ["skipinit", "batchnorm"], [0.25, 0.5, 1.0])
     ]
     assert list(grid.trials) == expected
@@ -101,21 +102,46 @@ def test_equal_trials_are_kept_once_and_counted() -> None:
 def test_text_and_python_give_the_same_identities() -> None:
     text = expand({**FIXED, "lr": "1", "alpha": "1", "scheme": "skipinit", "epochs": "2"})
     python = expand({**FIXED, "lr": 1.0, "alpha": 1, "scheme": ["skipinit"]})
-    by_hand = TrainConfig(ModelConfig("wrn16_2", "skipinit", alpha=1.0), "digits", 1.0, 64, 2)
+    by_hand = TrainConfig(ModelConfig("wrn16_2", "skipinit", alpha=1.0), "digits", 1.0, 64, 2, augment=False)
     assert identity(text.trials[0]) == identity(python.trials[0]) == identity(by_hand)
 
 
-def test_axes_over_a_base_config() -> None:
-    base = TrainConfig(ModelConfig("wrn16_2", "skipinit", alpha=1.0), "cifar10", 0.5, 64, 200, dampening=0.9)
-    grid = expand({"depth": "16,100,1000"}, base)
+def test_the_depth_replaces_that_of_the_name() -> None:
+    grid = expand({**FIXED, "lr": 1, "scheme": "skipinit", "alpha": 1, "depth": "16,100,1000"})
     assert [trial.model.name for trial in grid.trials] == ["wrn16_2", "wrn100_2", "wrn1000_2"]
-    assert grid.trials[0] == base
-    assert grid.trials[2].model.alpha == 1.0
-    assert grid.trials[2].dampening == 0.9
+    assert {trial.model.alpha for trial in grid.trials} == {1.0}
+
+
+def test_what_no_axis_names_is_the_choice_of_the_protocol_for_each_data_set() -> None:
+    cifar, digits = expand({"model": "wrn16_2", "data": "cifar10,digits", "lr": 1}).trials
+    assert (cifar.epochs, cifar.crop_padding, cifar.augment, cifar.model.in_channels) == (
+        200,
+        "reflect",
+        True,
+        3,
+    )
+    assert (digits.epochs, digits.crop_padding, digits.augment, digits.model.in_channels) == (
+        10,
+        "zero",
+        False,
+        1,
+    )
+
+
+def test_two_ways_to_write_a_trial_are_one_trial() -> None:
+    axes = {"model": "wrn16_2", "data": "cifar10", "scheme": "skipinit", "lr": "2^-2,0.25"}
+    ways = [{}, {"alpha": 0}, {"alpha": "0.0"}, {"num_classes": 10}, {"dropout": 0}, {"biases": "false"}]
+    grid = join(expand({**axes, **way}) for way in ways)
+    assert len(grid.trials) == 1
+    assert grid.duplicates == 2 * len(ways) - 1
+    root = expand({**axes, "alpha": [6**-0.5, "1/sqrt(d)"]})
+    assert [trial.model.alpha for trial in root.trials] == ["1/sqrt(d)"]
+    ghosts = expand({**axes, "scheme": "batchnorm", "ghost_batch": "none,64,32"})
+    assert [trial.model.ghost_batch for trial in ghosts.trials] == [None, 32]
 
 
 def test_every_field_of_a_config_is_an_axis() -> None:
-    config = TrainConfig(ModelConfig("wrn16_2", dropout=0.5), "digits", 0.5, 64, 2, seed=3)
+    config = settle(TrainConfig(ModelConfig("wrn16_2", dropout=0.5), "digits", 0.5, 64, 2, seed=3))
     flat = flatten(config)
     assert set(flat) == set(AXES) - {"depth"}
     assert (flat["model"], flat["dropout"], flat["seed"], flat["lr"]) == ("wrn16_2", 0.5, 3, 0.5)
@@ -127,7 +153,7 @@ def test_every_field_of_a_config_is_an_axis() -> None:
     ("axes", "message"),
     [
         ({**FIXED, "lrr": 1}, "axis 'lrr' is not known; did you mean lr"),
-        ({"model": "wrn16_2", "lr": 1}, "data and batch_size and epochs not given"),
+        ({"model": "wrn16_2", "lr": 1}, "data is not given; a sweep needs model, data and lr"),
         ({**FIXED, "lr": 0}, "lr 0.0 is not allowed"),
         ({**FIXED, "lr": 1, "depth": 17}, "depth 17 is not 6m + 4"),
         ({**FIXED, "lr": 1, "model": "resnet50_v2", "depth": 16}, "resnet50_v2 has none"),

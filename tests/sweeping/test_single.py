@@ -20,11 +20,14 @@ import torch
 from skipinit.config import ModelConfig, TrainConfig
 from skipinit.errors import ConfigError, DataError, SkipinitError
 from skipinit.files import writer_lock
-from skipinit.training.api import train
-from skipinit.training.checkpoint import evaluate_run, export_run
+from skipinit.sweeping.engine import run_sweep
+from skipinit.sweeping.grid import make_grid
+from skipinit.sweeping.single import evaluate, export, train
+from skipinit.sweeping.store import open_store
 from skipinit.training.control import Stop
-from skipinit.training.folder import RunFolder
+from skipinit.training.protocol import settle
 from skipinit.training.records import TrainResult
+from support.runs import FILES, checkpoint
 
 _CONFIG = TrainConfig(
     ModelConfig("wrn10_1", "skipinit", num_classes=10, in_channels=1),
@@ -60,12 +63,13 @@ def stopped(tmp_path: Path) -> Path:
 
 
 def _contents(folder: Path) -> dict[str, tuple[bytes, int]]:
-    return {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.iterdir()}
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
 
 
 def test_a_folder_holds_the_whole_run(finished: Path) -> None:
     names = {path.name for path in finished.iterdir()}
-    assert names == {"config.json", "metrics.jsonl", "checkpoint.pt", "result.json", "lock"}
+    assert names == FILES
     (line,) = (finished / "metrics.jsonl").read_text().splitlines()
     record = json.loads(line)
     assert set(record) == {
@@ -74,7 +78,11 @@ def test_a_folder_holds_the_whole_run(finished: Path) -> None:
     assert json.loads((finished / "result.json").read_text()) == {
         "state": "finished", "step": 5, "final": record,
     }  # fmt: skip
-    assert RunFolder(finished).config() == _CONFIG
+    with open_store(finished) as store:
+        (trial,) = store.trials()
+    assert trial.config == settle(_CONFIG)
+    assert (trial.state, trial.step, dataclasses.asdict(trial.last)) == ("finished", 5, record)
+    assert json.loads((finished / "config.json").read_text())["config"]["lr"] == 0.025
 
 
 def test_a_finished_run_is_only_read(finished: Path) -> None:
@@ -130,11 +138,11 @@ def test_a_config_that_cannot_be_built_leaves_no_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("size", [0, 100, 50_000])
 def test_a_damaged_checkpoint_is_named(stopped: Path, size: int) -> None:
-    checkpoint = stopped / "checkpoint.pt"
-    os.truncate(checkpoint, size)
-    with pytest.raises(DataError, match=r"checkpoint\.pt: is damaged .*; remove it to start the run anew"):
+    path = checkpoint(stopped)
+    os.truncate(path, size)
+    with pytest.raises(DataError, match=rf"{path}: is damaged .*; remove it to start the run anew"):
         _train(_CONFIG, stopped)
-    checkpoint.unlink()
+    path.unlink()
     assert _train(_CONFIG, stopped).state == "finished"
 
 
@@ -151,22 +159,20 @@ def test_a_checkpoint_that_hides_code_is_refused_and_not_run(
     stopped: Path, tmp_path: Path, writer: object
 ) -> None:
     mark = tmp_path / "mark"
-    writer({"tensors": [], "generator": _Trap(mark)}, stopped / "checkpoint.pt")
-    with pytest.raises(DataError, match=r"checkpoint\.pt"):
+    path = checkpoint(stopped)
+    writer({"format": "skipinit checkpoint", "version": 2, "run": _Trap(mark)}, path)
+    with pytest.raises(DataError, match=str(path)):
         _train(_CONFIG, stopped)
-    with pytest.raises(DataError, match=r"checkpoint\.pt"):
-        evaluate_run(stopped, "cpu")
+    with pytest.raises(DataError, match=str(path)):
+        evaluate(stopped, device="cpu")
     assert not mark.exists()
     pickle.loads(pickle.dumps(_Trap(mark)))
     assert mark.exists()  # the trap works
 
 
-def test_a_damaged_result_is_named(finished: Path, tmp_path: Path) -> None:
+def test_what_people_read_is_made_anew_from_the_store(finished: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     shutil.copytree(finished, folder)
-    (folder / "result.json").write_text("{")
-    with pytest.raises(DataError, match=r"result\.json: .*remove it"):
-        _train(_CONFIG, folder)
     (folder / "result.json").unlink()
     assert _train(_CONFIG, folder).state == "finished"
     assert json.loads((folder / "result.json").read_text()) == json.loads(
@@ -174,17 +180,50 @@ def test_a_damaged_result_is_named(finished: Path, tmp_path: Path) -> None:
     )
 
 
-def test_a_damaged_config_is_named(finished: Path, tmp_path: Path) -> None:
+def test_a_damaged_store_is_named(finished: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     shutil.copytree(finished, folder)
-    for text in ("", "{}", '{"config": {"model": {"fixup_components": null, "nme": 1}}}'):
-        (folder / "config.json").write_text(text)
-        with pytest.raises(DataError, match=r"config\.json: is not a run's config"):
-            _train(_CONFIG, folder)
+    (folder / "sweep.sqlite").write_bytes(b"no database, but long enough to look like one" * 100)
+    with pytest.raises(DataError, match=r"sweep\.sqlite: not a sweep store"):
+        _train(_CONFIG, folder)
+
+
+def test_a_run_of_an_earlier_version_is_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"config": {}}')
+    (tmp_path / "checkpoint.pt").write_bytes(b"")
+    with pytest.raises(DataError, match=r"not a run that this version can resume .*; choose another folder"):
+        _train(_CONFIG, tmp_path)
+
+
+def test_the_folder_of_a_sweep_is_refused(tmp_path: Path) -> None:
+    run_sweep(make_grid([_CONFIG, replace(_CONFIG, seed=1)]), tmp_path, device="cpu", progress=False)
+    with pytest.raises(ConfigError, match="holds a sweep of 2 trials; choose another folder"):
+        _train(_CONFIG, tmp_path)
+
+
+def test_two_ways_to_write_a_run_are_the_same_run(finished: Path) -> None:
+    written = replace(_CONFIG, model=ModelConfig("wrn10_1", "skipinit", alpha=0, biases=False))
+    before = _contents(finished)
+    assert _train(written, finished).state == "finished"
+    assert _contents(finished) == before
+
+
+def test_a_checkpoint_of_another_format_is_refused_in_one_line(stopped: Path) -> None:
+    path = checkpoint(stopped)
+    for content, words in (
+        ({"tensors": [], "records": []}, "format 1"),
+        ({"format": "skipinit checkpoint", "version": 3}, "format 3"),
+    ):
+        torch.save(content, path)
+        with pytest.raises(DataError, match=f"{words}, and this version reads 2; remove it"):
+            _train(_CONFIG, stopped)
 
 
 def test_a_folder_in_use_says_by_whom(stopped: Path) -> None:
-    with writer_lock(stopped / "lock"), pytest.raises(SkipinitError, match=f"process {os.getpid()} on "):
+    with (
+        writer_lock(stopped / "sweep.lock"),
+        pytest.raises(SkipinitError, match=f"process {os.getpid()} on "),
+    ):
         _train(_CONFIG, stopped)
     assert _train(_CONFIG, stopped).state == "finished"
 
@@ -226,7 +265,7 @@ def test_a_read_only_folder_is_refused_with_a_way_out(read_only: Path) -> None:
     with _without_rights():
         with pytest.raises(SkipinitError, match=r"cannot be written \(Permission denied\); .*another folder"):
             _train(_CONFIG, read_only)
-        with pytest.raises(SkipinitError, match=r"cannot be made \(Permission denied\); choose another"):
+        with pytest.raises(SkipinitError, match=r"cannot be made \(Permission denied\); choose a"):
             _train(_CONFIG, read_only / "new")
 
 
@@ -236,20 +275,24 @@ def test_a_finished_run_can_be_read_where_nothing_can_be_written(read_only: Path
 
 
 def test_drafts_of_a_killed_process_are_cleared_away(stopped: Path) -> None:
-    (stopped / ".checkpoint.pt.4711").write_bytes(b"half")
-    (stopped / ".notes.txt.1").write_text("the user's own")
+    path = checkpoint(stopped)
+    draft, notes = path.with_name(f".{path.name}.4711"), path.with_name(".notes.txt.1")
+    draft.write_bytes(b"half")
+    notes.write_text("the user's own")
     assert _train(_CONFIG, stopped).state == "finished"
-    assert not (stopped / ".checkpoint.pt.4711").exists()
-    assert (stopped / ".notes.txt.1").exists()
+    assert not draft.exists()
+    assert notes.exists()
 
 
 def test_a_checkpoint_from_a_gpu_can_be_measured_and_exported_here(finished: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(finished, tmp_path / "run")
-    state = torch.load(folder / "checkpoint.pt", weights_only=True)
-    state["generator"] = torch.zeros(16, dtype=torch.uint8)  # a CUDA generator's state: seed and offset
-    torch.save(state, folder / "checkpoint.pt")
-    assert evaluate_run(folder, "cpu") == evaluate_run(finished, "cpu")
-    export_run(folder, tmp_path / "exported")
+    path = checkpoint(folder)
+    saved = torch.load(path, weights_only=True)
+    # A CUDA generator's state: seed and offset.
+    saved["run"]["generator"] = {"device": "cuda", "state": torch.zeros(16, dtype=torch.uint8)}
+    torch.save(saved, path)
+    assert evaluate(folder, device="cpu") == evaluate(finished, device="cpu")
+    export(folder, tmp_path / "exported")
 
 
 def test_a_run_that_diverges_is_a_result_and_not_repeated(tmp_path: Path) -> None:
@@ -264,4 +307,4 @@ def test_a_run_that_diverges_is_a_result_and_not_repeated(tmp_path: Path) -> Non
     assert _train(config, tmp_path) == result
     assert _contents(tmp_path) == before
     with pytest.raises(DataError, match="this run has no checkpoint"):
-        evaluate_run(tmp_path, "cpu")
+        evaluate(tmp_path, device="cpu")

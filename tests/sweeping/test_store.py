@@ -10,18 +10,20 @@ import sqlite3
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from contextlib import closing
+from dataclasses import fields, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-from skipinit.config import TrainConfig, identity
+from skipinit.config import ModelConfig, TrainConfig
 from skipinit.errors import DataError, SkipinitError
 from skipinit.provenance import Provenance
 from skipinit.sweeping.grid import expand
 from skipinit.sweeping.results import progress
 from skipinit.sweeping.store import FILE, LOCK, open_store, open_writer
+from skipinit.training.protocol import identity, settle
 from skipinit.training.records import EpochRecord, Trial
 
 HERE = Provenance("a machine", "cpu", {"skipinit": "0.1.0", "torch": "2.13.0"}, "0123abcd")
@@ -42,7 +44,7 @@ def record_trial(folder: Path, config: TrainConfig, accuracy: float = 50.0) -> N
         writer.start(identity(config), HERE, classes=10)
         epochs = [(identity(config), measured(epoch, accuracy)) for epoch in range(1, config.epochs)]
         writer.record(epochs)
-        writer.finish(identity(config), measured(config.epochs, accuracy), seconds=1.5)
+        writer.finish(identity(config), measured(config.epochs, accuracy), step=10, seconds=1.5)
 
 
 def test_a_trial_from_pending_to_finished(tmp_path: Path) -> None:
@@ -60,7 +62,7 @@ def test_a_trial_from_pending_to_finished(tmp_path: Path) -> None:
         assert store.curve(done.id) == [measured(1), measured(2), measured(3)]
         assert done == store.trial(done.id)
         assert store.trial("0" * 16) is None
-        assert store.meta()["schema"] == 1
+        assert store.meta()["schema"] == 2
 
 
 def test_an_epoch_recorded_again_is_there_once(tmp_path: Path) -> None:
@@ -96,10 +98,10 @@ def test_divergence_is_a_result_and_failure_is_not(tmp_path: Path) -> None:
         for config in (first, second):
             writer.start(identity(config), HERE, classes=10)
         broken = EpochRecord(1, 2.5, 10.0, 2.3, 0.25, 9.0, clean_train_loss=float("inf"))
-        writer.diverge(identity(first), broken, "loss not finite at step 7", seconds=0.5)
+        writer.diverge(identity(first), broken, step=7, seconds=0.5)
         writer.fail(identity(second), "RuntimeError: no", "Traceback …", seconds=0.1)
         diverged, failed = writer.trials()
-        assert (diverged.state, diverged.reason) == ("diverged", "loss not finite at step 7")
+        assert (diverged.state, diverged.reason) == ("diverged", "the loss was not finite at step 7")
         assert diverged.last == EpochRecord(1, 2.5, 10.0, 2.3, 0.25, 9.0, clean_train_loss=None)
         assert (failed.state, failed.reason, failed.traceback) == (
             "failed",
@@ -124,7 +126,7 @@ def test_a_result_never_changes(tmp_path: Path) -> None:
         with pytest.raises(SkipinitError, match="is finished, not"):
             writer.record([(id, measured(3, 99.0))])
         with pytest.raises(SkipinitError, match="is finished, not"):
-            writer.finish(id, measured(3, 99.0), seconds=9.0)
+            writer.finish(id, measured(3, 99.0), step=10, seconds=9.0)
         with pytest.raises(SkipinitError, match="is not in"):
             writer.start("0" * 16, HERE, classes=10)
         assert (writer.trials(), writer.curve(id)) == before
@@ -176,7 +178,7 @@ with open_writer(Path(sys.argv[1])) as writer:
             writer.start(trial.id, HERE, classes=10)
             for epoch in (1, 2):
                 writer.record([(trial.id, measured(epoch))])
-            writer.finish(trial.id, measured(3), seconds=1.0)
+            writer.finish(trial.id, measured(3), step=10, seconds=1.0)
             print(trial.id, flush=True)
     print("done", flush=True)
     sys.stdin.read()
@@ -234,13 +236,71 @@ def test_a_second_writer_is_told_who_writes_and_changes_nothing(tmp_path: Path) 
 def test_a_store_of_another_version_is_left_alone(tmp_path: Path) -> None:
     record_trial(tmp_path, configs(1)[0])
     with sqlite3.connect(tmp_path / FILE) as connection:
-        connection.execute("UPDATE meta SET value = 2 WHERE name = 'schema'")
+        connection.execute("UPDATE meta SET value = 3 WHERE name = 'schema'")
     connection.close()
     before = (tmp_path / FILE).read_bytes()
     for opened in (open_store, open_writer):
-        with pytest.raises(DataError, match=r"store schema 2.*reads schema 1"), opened(tmp_path):
+        with pytest.raises(DataError, match=r"store schema 3.*reads schemas up to 2"), opened(tmp_path):
             pass
     assert (tmp_path / FILE).read_bytes() == before
+
+
+@pytest.fixture
+def old_store(tmp_path: Path) -> Path:
+    """A folder with a store of schema 1, as an earlier version wrote it."""
+    dump = Path(__file__).with_name("store-schema-1.sql").read_text()
+    with closing(sqlite3.connect(tmp_path / FILE)) as connection:
+        connection.executescript(dump)
+    return tmp_path
+
+
+def test_an_old_store_is_read_as_it_is_and_brought_up_to_date_by_a_writer(old_store: Path) -> None:
+    before = (old_store / FILE).read_bytes()
+    with open_store(old_store) as store:
+        read, curves = store.trials(), [store.curve(trial.id) for trial in store.trials()]
+    assert (old_store / FILE).read_bytes() == before
+    with open_writer(old_store) as writer:
+        assert writer.trials() == read
+        assert [writer.curve(trial.id) for trial in read] == curves
+        assert writer.meta()["schema"] == 2
+    finished, diverged, waiting = read
+    # Written as alpha = 0 and with alpha left out, it was two trials; the one with the result stays.
+    assert (finished.config.model.alpha, finished.state, finished.last.test_accuracy) == (
+        0.0,
+        "finished",
+        90.5,
+    )
+    assert (diverged.state, diverged.step) == ("diverged", 7)
+    assert (waiting.state, waiting.config.seed, len(curves[2])) == ("pending", 1, 1)
+    assert [trial.id for trial in read] == [identity(trial.config) for trial in read]
+    with open_store(old_store) as store:
+        assert store.trials() == read
+
+
+def test_an_old_trial_that_no_version_knows_is_one_line(old_store: Path) -> None:
+    with closing(sqlite3.connect(old_store / FILE)) as connection, connection:
+        connection.execute("UPDATE trials SET config = replace(config, 'wrn10_1', 'wrn11_1')")
+    before = (old_store / FILE).read_bytes()
+    for opened in (open_store, open_writer):
+        with (
+            pytest.raises(DataError, match=r"is not one that this version knows \(wrn11_1"),
+            opened(old_store),
+        ):
+            pass
+    assert (old_store / FILE).read_bytes() == before
+
+
+def test_the_tables_have_the_fields_of_the_records(tmp_path: Path) -> None:
+    """The tables are written down, not made from the records: a new field needs a new schema."""
+    with open_writer(tmp_path):
+        pass
+    with closing(sqlite3.connect(tmp_path / FILE)) as connection:
+        columns = {
+            table: [row[1] for row in connection.execute(f"PRAGMA table_info({table})")]
+            for table in ("trials", "metrics")
+        }
+    assert columns["trials"] == ["key", *(field.name for field in fields(Trial) if field.name != "last")]
+    assert columns["metrics"] == ["trial", *(field.name for field in fields(EpochRecord))]
 
 
 def test_files_that_are_no_stores(tmp_path: Path) -> None:
@@ -293,7 +353,7 @@ try:
         for trial in writer.trials():
             writer.start(trial.id, HERE, classes=10)
             writer.record([(trial.id, measured(epoch)) for epoch in range(1, 50)])
-            writer.finish(trial.id, measured(50), seconds=1.0)
+            writer.finish(trial.id, measured(50), step=10, seconds=1.0)
             done.append(trial.id)
 except SkipinitError as error:
     print(error)
@@ -354,8 +414,8 @@ def test_importing_the_sweep_does_not_import_torch() -> None:
 
 def test_records_survive_as_they_are(tmp_path: Path) -> None:
     (config,) = configs(1)
-    model = replace(config.model, name="wrn16_2", scheme="fixup", fixup_components=(1, 3))
-    config = replace(config, model=model, lr=0.1 + 0.2)
+    model = ModelConfig("wrn16_2", "fixup", fixup_components=(1, 3))
+    config = settle(replace(config, model=model, lr=0.1 + 0.2))
     record_trial(tmp_path, config)
     with open_store(tmp_path) as store:
         (trial,) = store.trials()

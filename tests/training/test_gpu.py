@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from skipinit.config import ModelConfig, TrainConfig
 from skipinit.nets.create import build
+from skipinit.sweeping.single import train
 from skipinit.sweeping.workload import CHAINED_CHANNELS
-from skipinit.training.api import train
 
 pytestmark = [
     pytest.mark.gpu,

@@ -14,12 +14,11 @@ import torch
 
 from skipinit.config import ModelConfig, TrainConfig
 from skipinit.data.augment import epoch_plan
-from skipinit.data.photographs import CentreCrop, RandomCrop, open_folder, read_image
+from skipinit.data.photographs import CentreCrop, RandomCrop, read_image
 from skipinit.errors import DataError
-from skipinit.training.api import train
-from skipinit.training.checkpoint import evaluate_run
+from skipinit.sweeping.single import evaluate, train
 from skipinit.training.control import Stop
-from skipinit.training.sources import FolderSource
+from skipinit.training.sources import Photographs
 from skipinit.training.world import World
 
 _SAMPLE = Path(os.environ.get("SKIPINIT_DATA", "")) / "imagenet-sample"
@@ -61,17 +60,19 @@ def test_resnet50_trains_an_epoch_and_goes_on_within_it(folder: Path, tmp_path: 
     assert (result.state, result.step) == ("finished", 2)
     for name in ("train_loss", "test_loss", "test_accuracy"):
         assert asdict(result.final)[name] == asdict(whole.final)[name]
-    accuracy, loss = evaluate_run(tmp_path / "run", "cpu")
-    assert (accuracy, loss) == pytest.approx((result.final.test_accuracy, result.final.test_loss))
+    found = evaluate(tmp_path / "run", device="cpu")
+    measured = (found.test_accuracy, found.test_loss)
+    assert measured == pytest.approx((result.final.test_accuracy, result.final.test_loss))
 
 
 @pytest.mark.parametrize("augment", [True, False])
 def test_batches_are_the_plans_photographs_standardized(folder: Path, augment: bool) -> None:
     config = replace(_config(folder), augment=augment)
-    data = open_folder(str(folder))
+    photographs = Photographs(str(folder))
+    data = photographs.folder
     parts: list[Sequence[torch.Tensor]] = []
     for rank in range(2):
-        source = FolderSource(data, config, World(torch.device("cpu"), rank, 2))
+        source = photographs.source(config, World(torch.device("cpu"), rank, 2))
         source.begin(epoch=3, step=1)
         source.fetch()
         parts.append(source.batch(torch.tensor(1)))

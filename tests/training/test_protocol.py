@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
 from skipinit.config import ModelConfig
 from skipinit.errors import ConfigError
-from skipinit.training.protocol import make_train_config
+from skipinit.nets.architectures import find_architecture
+from skipinit.nets.schemes import list_schemes, resolve
+from skipinit.nets.schemes import settle as settle_model
+from skipinit.training.protocol import identity, make_train_config
 
 _MODEL = ModelConfig("wrn16_2", "skipinit")
 
@@ -20,6 +24,7 @@ def test_cifar_follows_the_paper() -> None:
     assert (config.epochs, config.batch_size, config.l2, config.schedule) == (200, 64, 5e-4, "cifar")
     assert (config.momentum, config.dampening, config.precision) == (0.9, 0.0, "float32")
     assert config.model.num_classes == 100
+    assert (config.crop_padding, config.model.classifier_init) == ("reflect", "zero")
     normalized = make_train_config(ModelConfig("wrn16_2"), "cifar10")
     assert (normalized.lr, config.lr) == (0.05, 0.025)
 
@@ -40,16 +45,58 @@ def test_folders_follow_the_imagenet_protocol() -> None:
 @pytest.mark.parametrize(
     ("given", "line"),
     [
-        ({"batch_size": 0}, "batch_size 0 is not allowed; it must be 1 or more"),
-        ({"dampening": 1.0}, r"dampening 1.0 is not allowed; it must be in \[0, 1\)"),
-        ({"momentum": -0.1}, r"momentum -0.1 is not allowed; it must be in \[0, 1\)"),
-        ({"lr": float("nan")}, "lr nan is not allowed; it must be a positive number"),
+        ({"batch_size": 0}, "batch_size 0 is not allowed; it must be a whole number, 1 or more"),
+        ({"dampening": 1.0}, r"dampening 1.0 is not allowed; it must be a finite number in \[0, 1\)"),
+        ({"momentum": -0.1}, r"momentum -0.1 is not allowed; it must be a finite number in \[0, 1\)"),
+        ({"lr": float("nan")}, "lr nan is not allowed; it must be a finite number above 0"),
+        ({"lr": 0}, "lr 0 is not allowed; it must be a finite number above 0"),
+        ({"lr": "x"}, "lr 'x' is not allowed; it must be a finite number above 0"),
+        ({"batch_size": 2.5}, "batch_size 2.5 is not allowed; it must be a whole number, 1 or more"),
+        ({"epochs": True}, "epochs True is not allowed; it must be a whole number, 1 or more"),
+        ({"augment": "yes"}, "augment 'yes' is not allowed; it must be true or false"),
         ({"epoch": 3}, "training option 'epoch' is not known; there are .*epochs"),
     ],
 )
 def test_a_value_that_is_not_allowed_is_named(given: dict[str, float], line: str) -> None:
     with pytest.raises(ConfigError, match=line):
         make_train_config(_MODEL, "cifar10", **given)
+
+
+def test_a_network_refuses_values_of_another_type() -> None:
+    with pytest.raises(ConfigError, match="wrn16_2: biases 'yes' is not allowed; it must be true or false"):
+        ModelConfig("wrn16_2", biases="yes")
+
+
+def test_two_ways_to_write_a_run_have_one_identity() -> None:
+    config = make_train_config(_MODEL, "cifar10", lr=1)
+    for model in (
+        ModelConfig("wrn16_2", "skipinit", alpha=0),
+        ModelConfig("wrn16_2", "skipinit", num_classes=10, in_channels=3),
+        ModelConfig(
+            "wrn16_2", "skipinit", dropout=0, biases=False, scalar_bias=False, projection="activated"
+        ),
+    ):
+        assert identity(make_train_config(model, "cifar10", lr=1.0)) == identity(config)
+        assert make_train_config(model, "cifar10", lr=1.0) == config
+    for other in (
+        make_train_config(replace(_MODEL, alpha=1), "cifar10", lr=1),
+        make_train_config(replace(_MODEL, classifier_init="he"), "cifar10", lr=1),
+        make_train_config(_MODEL, "cifar10", lr=1, seed=1),
+        make_train_config(_MODEL, "cifar100", lr=1),
+    ):
+        assert identity(other) != identity(config)
+
+
+@pytest.mark.parametrize("scheme", list_schemes())
+@pytest.mark.parametrize("name", ["wrn16_2", "resnet50_v2", "resnet50_v1"])
+def test_a_settled_network_is_settled_and_stays_the_same_network(name: str, scheme: str) -> None:
+    try:
+        settled = settle_model(ModelConfig(name, scheme))
+    except ConfigError:
+        pytest.skip("the paper does not define it")
+    assert settle_model(settled) == settled
+    architecture = find_architecture(name)
+    assert resolve(settled, architecture) == resolve(ModelConfig(name, scheme), architecture)
 
 
 def test_none_is_not_given() -> None:

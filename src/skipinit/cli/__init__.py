@@ -6,8 +6,8 @@ import os
 import sys
 from collections.abc import Sequence
 
+from .. import __version__
 from ..errors import SkipinitError
-from ..version import __version__
 
 
 def main(argv: Sequence[str] | None = None) -> int:

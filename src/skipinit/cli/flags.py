@@ -1,21 +1,21 @@
-"""Flags that several commands share."""
+"""Flags that several commands share; those of a network and a run are made from their configs' options."""
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
-from typing import Annotated, Any
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, make_dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 import tyro
 
-from ..config import ClassifierInit, ModelConfig, Projection
+from ..config import ModelConfig, TrainConfig, option_default, option_help, option_types
 from ..errors import ConfigError
-from ..sweeping.grid import number_of
+from ..notation import kinds_of, read_value
 
 
-def given(metavar: str) -> Any:
+def given(metavar: str, help: str | None = None) -> Any:
     """A flag without a default of its own to show: what happens without it, its help says."""
-    return tyro.conf.arg(metavar=metavar, help_behavior_hint="")
+    return tyro.conf.arg(metavar=metavar, help=help, help_behavior_hint="")
 
 
 Json = Annotated[bool, tyro.conf.arg(name="json", help="Print JSON.", help_behavior_hint="")]
@@ -23,74 +23,77 @@ Model = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
 
 
 @dataclass(frozen=True)
-class NetworkFlags:
-    """The network's scheme and options; what is not given is what the paper says."""
+class OptionFlags:
+    """Options as they were written: text, None where not given; `x` and `no_x` of a boolean."""
 
-    scheme: str = "batchnorm"
-    """How the network is kept trainable: see `skipinit schemes`."""
-    num_classes: Annotated[int | None, given("INT")] = None
-    """Number of classes."""
-    in_channels: Annotated[int | None, given("INT")] = None
-    """Channels of the input."""
-    alpha: Annotated[str | None, given("NUMBER")] = None
-    """Start of SkipInit's branch scalar: a number, or 1/sqrt(d) with d the number of blocks."""
-    ghost_batch: Annotated[int | None, given("INT")] = None
-    """Examples per group of batch statistics; must divide the batch."""
-    batch_statistics_at_test: bool = False
-    """Normalize by the test batch's own statistics instead of the running averages."""
-    dropout: Annotated[float | None, given("NUMBER")] = None
-    """Drop probability before the classifier."""
-    biases: Annotated[bool | None, given("{True,False}")] = None
-    """A bias in every convolution."""
-    scalar_bias: Annotated[bool | None, given("{True,False}")] = None
-    """A scalar bias between merge and ReLU (ResNet-V1 with SkipInit)."""
-    fixup_components: Annotated[tuple[int, ...] | None, given("INT ...")] = None
-    """Which of Fixup's components 1 2 3 4 are on."""
-    classifier_init: Annotated[ClassifierInit | None, given("{he,lecun,zero}")] = None
-    """How the classifier's weights start."""
-    projection: Annotated[Projection | None, given("{activated,raw}")] = None
-    """What the skip of a transition convolves: relu(x), or x itself."""
+    def of(self, kind: type[Any]) -> dict[str, Any]:
+        """The options of a config that were given, each of its type."""
+        found = {name: self._value(name) for name in option_types(kind)}
+        hints = option_types(kind)
+        return {
+            name: read_value(f"--{_dashed(name)}", value, hints[name])
+            for name, value in found.items()
+            if value is not None
+        }
 
-    def config(self, name: str, in_channels: int = 3, num_classes: int | None = None) -> ModelConfig:
-        """The network's config, for data of that many channels and classes unless a flag says otherwise."""
-        return ModelConfig(
-            name=name,
-            scheme=self.scheme,
-            num_classes=num_classes if self.num_classes is None else self.num_classes,
-            in_channels=in_channels if self.in_channels is None else self.in_channels,
-            alpha=_number_or_text(self.alpha),
-            ghost_batch=self.ghost_batch,
-            batch_statistics_at_test=self.batch_statistics_at_test,
-            dropout=self.dropout,
-            biases=self.biases,
-            scalar_bias=self.scalar_bias,
-            fixup_components=self.fixup_components,
-            classifier_init=self.classifier_init,
-            projection=self.projection,
-        )
+    def texts(self) -> dict[str, str]:
+        """Everything that was given, as it was written."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+    def _value(self, name: str) -> Any:
+        value, opposite = getattr(self, name, None), getattr(self, f"no_{name}", None)
+        if value and opposite:
+            raise ConfigError(f"--{_dashed(name)} and --no-{_dashed(name)} exclude each other; give one")
+        return False if opposite else value or None
 
 
-def _number_or_text(text: str | None) -> float | str | None:
-    """Text that is no number is left for the network to refuse, with its own reason."""
-    if text is None:
-        return None
-    try:
-        return float(number_of(text))
-    except (ValueError, OverflowError):
-        return text
+def _dashed(name: str) -> str:
+    return name.replace("_", "-")
 
 
-def rate_of(text: str) -> float:
-    """A learning rate as the paper writes them, 2^-2, or as a decimal number."""
-    try:
-        return float(number_of(text))
-    except (ValueError, OverflowError):
-        raise ConfigError(f"lr {text!r} is not allowed; it must be a number, such as 0.25 or 2^-2") from None
+def _make_flags(name: str, options: Iterator[tuple[str, Any, str, Any]], axes: bool = False) -> Any:
+    """A class with a flag for each option, or with a list of values for each."""
+    fields: list[Any] = []
+    for option, hint, help, default in options:
+        if axes or bool not in kinds_of(hint):
+            metavar = "VALUES" if axes else _metavar(hint)
+            fields.append((option, Annotated[str | None, given(metavar, help)], field(default=None)))
+            continue
+        fields.append((option, Annotated[bool, given("", help)], field(default=False)))
+        if default is not False:
+            words = f"Not: {help[0].lower()}{help[1:]}"
+            fields.append((f"no_{option}", Annotated[bool, given("", words)], field(default=False)))
+    return make_dataclass(name, fields, bases=(OptionFlags,), frozen=True)
 
 
-def seconds_of(text: str) -> float:
-    """A time limit: 90s, 9m, 2h."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|h)?", text)
-    if found is None:
-        raise ConfigError(f"time limit {text!r} is not allowed; write it as 90s, 9m or 2h")
-    return float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2] or "s"]
+def _options(kind: type[Any], left_out: Sequence[str]) -> Iterator[tuple[str, Any, str, Any]]:
+    for name, hint in option_types(kind).items():
+        if name not in left_out:
+            yield name, hint, option_help(kind, name), option_default(kind, name)
+
+
+def _metavar(hint: Any) -> str:
+    kinds = kinds_of(hint)
+    for kind in kinds:
+        if get_origin(kind) is Literal and len(get_args(kind)) > 1:
+            return f"{{{','.join(get_args(kind))}}}"
+    return "INT" if int in kinds else "NUMBER" if float in kinds else "TEXT" if str in kinds else "INT+INT"
+
+
+if TYPE_CHECKING:
+
+    class NetworkFlags(OptionFlags):
+        """The options of `ModelConfig`."""
+
+    class RunFlags(OptionFlags):
+        """The options of `ModelConfig` and `TrainConfig`."""
+
+    class AxisFlags(OptionFlags):
+        """Values for each of them."""
+
+else:
+    _NETWORK, _RUN = [*_options(ModelConfig, ["name"])], [*_options(TrainConfig, ["model", "data"])]
+    _SWEPT = [("depth", int, "The n of wrn{n}_{k}.", None), *_NETWORK, *_options(TrainConfig, ["model"])]
+    NetworkFlags = _make_flags("NetworkFlags", _NETWORK)
+    RunFlags = _make_flags("RunFlags", [*_NETWORK, *_RUN])
+    AxisFlags = _make_flags("AxisFlags", _SWEPT, axes=True)

@@ -10,7 +10,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from ..config import TheoryConfig
+from ..config import ModelConfig, TheoryConfig
 from ..errors import ConfigError
 from ..nets.architectures import THEORY_NETWORKS, find_architecture, list_models
 from ..nets.schemes import SCHEMES
@@ -82,7 +82,7 @@ def describe(
     elif blocks is not None:
         raise ConfigError(f"--blocks belongs to the theory networks, {', '.join(THEORY_NETWORKS)}")
     else:
-        found = describe_network(network.config(model))
+        found = describe_network(ModelConfig(model, **network.of(ModelConfig)))
     if json_:
         print(json.dumps(dataclasses.asdict(found)))
         return

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
+from ..config import ModelConfig
 from ..data.catalog import DATA_SETS
 from ..errors import ConfigError, unknown_name
 from ..nets.architectures import THEORY_NETWORKS, find_architecture
@@ -118,7 +119,8 @@ def probe(
         batch, labels = _batch(model, inputs)
         measured = measure(net.to(device), batch.to(device), labels.to(device) if gradients else None)
         known = model in THEORY_NETWORKS or ":" in model
-        report = replace(measured, model=model if known else f"{model}, {network.scheme}")
+        scheme = network.of(ModelConfig).get("scheme", "batchnorm")
+        report = replace(measured, model=model if known else f"{model}, {scheme}")
         if plot is not None:
             report.plot(plot)
     print(report.to_json() if json_ else report.to_csv().rstrip() if csv_ else report)
@@ -154,7 +156,10 @@ def _build(name: str, network: NetworkFlags, theory: TheoryFlags, inputs: InputF
         return create_model(name, **{option: size for option, size in sizes.items() if size is not None})
     entry, shape = DATA_SETS[inputs.data], inputs.shape
     channels = shape[1] if shape is not None and len(shape) > 1 else entry.shape[0]
-    return build(network.config(name, channels, None if inputs.data == "gaussian" else entry.num_classes))
+    shaped = {"in_channels": channels} | (
+        {} if inputs.data == "gaussian" else {"num_classes": entry.num_classes}
+    )
+    return build(ModelConfig(name, **{**shaped, **network.of(ModelConfig)}))
 
 
 def _batch(name: str, inputs: InputFlags) -> tuple[Tensor, Tensor]:

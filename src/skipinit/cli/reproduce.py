@@ -13,9 +13,10 @@ from rich.table import Table
 
 from ..config import Precision
 from ..errors import ConfigError, unknown_name
+from ..notation import read_seconds
 from ..paper.presets import PRESETS, find_preset
 from ..paper.recipes import METHODS, Order, find_recipes
-from .flags import Json, given, seconds_of
+from .flags import Json, given
 
 Names = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="TABLE|FIGURE")]
 
@@ -66,7 +67,7 @@ def reproduce(
     recipes = find_recipes(names)
     from ..paper.reproduce import reproduce as make
 
-    limit = None if time_limit is None else seconds_of(time_limit)
+    limit = None if time_limit is None else read_seconds(time_limit)
     outcome = make(recipes, order, out, device=device, time_limit=limit)
     print(f"{outcome.results} results, {outcome.failures} failures, {outcome.left} left in {out}")
     if outcome.left:

@@ -7,6 +7,7 @@ import json
 import math
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -19,6 +20,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from ..config import ModelConfig, option_types
 from ..errors import ConfigError
 from ..sweeping.exchange import Merged, entries, export_results
 from ..sweeping.exchange import merge as merge_into
@@ -212,9 +214,14 @@ def _summary(row: Row) -> list[str]:
 
 
 def _told_apart(rows: Sequence[Row]) -> list[str]:
-    """The axes worth a column: model, scheme, and whatever differs between rows."""
+    """The axes worth a column: model, scheme, and whatever differs between rows that share these."""
     axes = [axis for axis in AXES if rows and axis in rows[0]]
-    differing = set(varying(rows, axes))
+    alike: defaultdict[tuple[str, str], list[Row]] = defaultdict(list)
+    for row in rows:
+        alike[row["model"], row["scheme"]].append(row)
+    of_network = option_types(ModelConfig)
+    differing = set(varying(rows, [axis for axis in axes if axis not in of_network]))
+    differing |= {axis for group in alike.values() for axis in varying(group, axes)}
     return [axis for axis in axes if axis in ("model", "scheme") or axis in differing]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -14,74 +14,18 @@ from rich.table import Table
 
 from ..data.catalog import describe
 from ..errors import ConfigError
-from ..sweeping.grid import Grid, expand_protocol, flatten, read_grid
+from ..notation import read_seconds
+from ..sweeping.grid import Grid, expand, flatten, read_grid
 from ..sweeping.packs import PackKey
-from .flags import Json, given, seconds_of
+from .flags import AxisFlags, Json, given
 
 if TYPE_CHECKING:
     from ..sweeping.forecast import Forecast, Pack
 
-Axis = Annotated[str | None, given("VALUES")]
-
-
-@dataclass(frozen=True)
-class AxisFlags:
-    """What to vary: values as a,b,c, powers of two as 2^-6..2^0, whole numbers as 0..6."""
-
-    model: Axis = None
-    """Networks: see `skipinit models`."""
-    depth: Axis = None
-    """The n of wrn{n}_{k}."""
-    scheme: Axis = None
-    """Schemes: see `skipinit schemes`."""
-    data: Axis = None
-    """Data sets."""
-    lr: Axis = None
-    """Learning rates."""
-    seed: Axis = None
-    """Seeds; 0 if not given."""
-    batch_size: Axis = None
-    """Examples per update."""
-    epochs: Axis = None
-    """Passes over the training set."""
-    alpha: Axis = None
-    """Starts of SkipInit's branch scalar."""
-    ghost_batch: Axis = None
-    """Examples per group of batch statistics."""
-    dropout: Axis = None
-    """Drop probabilities before the classifier."""
-    biases: Axis = None
-    """Whether convolutions have biases: true, false."""
-    scalar_bias: Axis = None
-    """Whether there is a scalar bias after each merge: true, false."""
-    fixup_components: Axis = None
-    """Fixup's components that are on, such as 1+2+3+4,1+3."""
-    classifier_init: Axis = None
-    """How the classifier's weights start: he, lecun, zero."""
-    projection: Axis = None
-    """What the skips of transitions convolve: activated, raw."""
-    momentum: Axis = None
-    """Of the heavy ball."""
-    dampening: Axis = None
-    """The paper's learning rates go with 0.9."""
-    l2: Axis = None
-    """Coefficients of half the squared weights."""
-    schedule: Axis = None
-    """cifar, imagenet, constant."""
-    precision: Axis = None
-    """float32, tf32, bfloat16."""
-    crop_padding: Axis = None
-    """zero, reflect, symmetric."""
-    augment: Axis = None
-    """Whether training images are cropped and mirrored: true, false."""
-    clean_train_loss: Axis = None
-    """Whether to evaluate the unaugmented training set, too: true, false."""
-    batch_statistics_at_test: Axis = None
-    """Whether test batches are normalized by their own statistics: true, false."""
-
 
 def sweep(
-    out: Path,
+    model: Annotated[str | None, tyro.conf.Positional, given("MODEL")] = None,
+    out: Annotated[Path | None, given("DIR")] = None,
     axes: Annotated[AxisFlags, tyro.conf.arg(name="")] = AxisFlags(),
     file: Annotated[Path | None, given("FILE")] = None,
     device: str = "auto",
@@ -93,11 +37,12 @@ def sweep(
 ) -> int:
     """Train every combination of the given values, each once, many to a GPU.
 
-    The same command goes on where it stopped; a trial with a result is never trained again. See
-    `skipinit status` and `skipinit results`.
+    Values are written as a,b,c, powers of two as 2^-6..2^0, whole numbers as 0..6. Run the same command again
+    to resume; a trial with a result is never trained again. See `skipinit status` and `skipinit results`.
 
     Args:
-        out: Folder of the sweep.
+        model: Networks: see `skipinit models`.
+        out: Folder of the sweep; runs/sweep-IDENTITY if not given.
         axes: What to vary.
         file: The axes as a TOML file, instead of flags.
         device: auto, cpu, cuda or cuda:N.
@@ -106,11 +51,12 @@ def sweep(
         time_limit: Stop in good order after this long: 90s, 9m, 2h.
         dry_run: Only say what would be trained, in which packs, and about what they would take.
     """
-    chosen = {name: value for name, value in asdict(axes).items() if value is not None}
+    chosen = axes.texts() if model is None else {"model": model, **axes.texts()}
     if file is not None and chosen:
         raise ConfigError(f"give the axes in {file} or as flags, not both: {', '.join(chosen)}")
-    grid = read_grid(file) if file else expand_protocol(chosen)
-    seconds = None if time_limit is None else seconds_of(time_limit)
+    grid = read_grid(file) if file else expand(chosen)
+    seconds = None if time_limit is None else read_seconds(time_limit)
+    out = out or Path("runs", f"sweep-{grid.identity}")
     if grid.duplicates:
         print(f"{grid.duplicates} repeated trials left out")
     if dry_run:

@@ -11,30 +11,17 @@ from typing import Annotated
 
 import tyro
 
-from ..config import CropPadding, Precision, Schedule, identity
-from ..data.catalog import describe
-from ..training.protocol import make_train_config
+from ..config import ModelConfig, TrainConfig
+from ..training.protocol import identity, make_train_config
 from ..training.records import TrainResult
-from .flags import Json, NetworkFlags, given, rate_of
+from .flags import Json, Model, RunFlags, given
 
 
 def train(
-    model: str,
+    model: Model,
     data: str,
     out: Annotated[Path | None, given("DIR")] = None,
-    network: Annotated[NetworkFlags, tyro.conf.arg(name="")] = NetworkFlags(),
-    lr: Annotated[str | None, given("NUMBER")] = None,
-    batch_size: Annotated[int | None, given("INT")] = None,
-    epochs: Annotated[int | None, given("INT")] = None,
-    seed: int = 0,
-    momentum: float = 0.9,
-    dampening: float = 0.0,
-    l2: Annotated[float | None, given("NUMBER")] = None,
-    schedule: Annotated[Schedule | None, given("{cifar,imagenet,constant}")] = None,
-    precision: Precision = "float32",
-    crop_padding: CropPadding = "zero",
-    augment: Annotated[bool | None, given("{True,False}")] = None,
-    clean_train_loss: bool = False,
+    options: Annotated[RunFlags, tyro.conf.arg(name="")] = RunFlags(),
     device: str = "auto",
     micro_batch: Annotated[int | None, given("INT")] = None,
     tensorboard: bool = False,
@@ -42,50 +29,22 @@ def train(
 ) -> int:
     """Train a network by the paper's protocol.
 
-    Everything of the run lies in one folder; the same command goes on where it stopped. What is not given
-    is the protocol's choice for the data set. Under torchrun, the processes share each batch.
+    Each run has its own folder. Run the same command again to resume. What is not given is the protocol's
+    choice for the data set. Under torchrun, the processes share each batch.
 
     Args:
         model: Name of the network: see `skipinit models`.
         data: digits, cifar10, cifar100, imagenet, gaussian, or a folder with train/ and val/ inside.
         out: Folder of the run; runs/MODEL-SCHEME-DATA-IDENTITY if not given.
-        network: The network's scheme and options.
-        lr: Learning rate: 0.25, or 2^-2.
-        batch_size: Examples per update, over all processes.
-        epochs: Passes over the training set; the schedule scales with it.
-        seed: Of weights, data order, augmentation and dropout.
-        momentum: Of the heavy ball.
-        dampening: v <- momentum v + (1 - dampening) g; the paper's learning rates go with 0.9.
-        l2: Coefficient of half the squared weights.
-        schedule: Of the learning rate.
-        precision: Of the arithmetic; parameters are float32.
-        crop_padding: What random crops see beyond the image's edge.
-        augment: Crop and mirror training images at random.
-        clean_train_loss: Also evaluate the loss on the unaugmented training set after each epoch.
+        options: What to train, and how.
         device: auto, cpu, cuda or cuda:N.
         micro_batch: Examples on the device at once.
         tensorboard: Write TensorBoard events into the folder.
     """
-    from ..training.api import train as train_run
+    from ..sweeping.single import train as train_run
 
-    entry = describe(data)
-    config = make_train_config(
-        network.config(model, in_channels=entry.shape[0], num_classes=entry.num_classes),
-        data,
-        lr=None if lr is None else rate_of(lr),
-        batch_size=batch_size,
-        epochs=epochs,
-        seed=seed,
-        momentum=momentum,
-        dampening=dampening,
-        l2=l2,
-        schedule=schedule,
-        precision=precision,
-        crop_padding=crop_padding,
-        augment=augment,
-        clean_train_loss=clean_train_loss,
-    )
-    out = out or Path("runs", f"{model}-{network.scheme}-{Path(data).name}-{identity(config)}")
+    config = make_train_config(ModelConfig(model, **options.of(ModelConfig)), data, **options.of(TrainConfig))
+    out = out or Path("runs", f"{model}-{config.model.scheme}-{Path(data).name}-{identity(config)}")
     result = train_run(config, out, device=device, micro_batch=micro_batch, tensorboard=tensorboard)
     if int(os.environ.get("RANK", "0")) == 0:
         _show(result, out, json_)
@@ -100,7 +59,7 @@ def _show(result: TrainResult, out: Path, as_json: bool) -> None:
     if result.state == "diverged":
         print(f"diverged at step {result.step}: the loss was not finite; recorded in {out}")
     elif result.state == "stopped":
-        print(f"stopped after {result.step} steps; run the same command to go on")
+        print(f"stopped after {result.step} steps; run the same command again to resume")
     if result.final:
         print(
             f"epoch {result.final.epoch}: test accuracy {result.final.test_accuracy:.2f} %, "
@@ -116,13 +75,13 @@ def evaluate(run: tyro.conf.Positional[Path], device: str = "auto", json_: Json 
         run: Folder of the run.
         device: auto, cpu, cuda or cuda:N.
     """
-    from ..training.checkpoint import evaluate_run
+    from ..sweeping.single import evaluate as evaluate_run
 
-    accuracy, loss = evaluate_run(run, device)
+    found = evaluate_run(run, device=device)
     if json_:
-        print(json.dumps({"test_accuracy": accuracy, "test_loss": loss}))
+        print(json.dumps(asdict(found)))
     else:
-        print(f"test accuracy {accuracy:.2f} %, test loss {loss:.4f}")
+        print(f"test accuracy {found.test_accuracy:.2f} %, test loss {found.test_loss:.4f}")
 
 
 def export(run: tyro.conf.Positional[Path], out: Path, onnx: bool = False) -> None:
@@ -133,7 +92,7 @@ def export(run: tyro.conf.Positional[Path], out: Path, onnx: bool = False) -> No
         out: Folder to write.
         onnx: Also write model.onnx (extra `onnx`).
     """
-    from ..training.checkpoint import export_run
+    from ..sweeping.single import export as export_run
 
-    export_run(run, out, onnx)
+    export_run(run, out, onnx=onnx)
     print(out)

@@ -16,7 +16,7 @@ from .blocks import ResidualNet
 from .layers import Layers, he, lecun, scale_by_depth, zero_last
 from .networks import resnet_v1, resnet_v2, theory_net, wide_resnet
 from .pretrained import load_weights, read_config, read_weights
-from .schemes import Design, resolve
+from .schemes import Design, resolve, settle
 
 _PARTS = {"wide-resnet": wide_resnet, "resnet-v2": resnet_v2, "resnet-v1": resnet_v1}
 
@@ -55,11 +55,11 @@ def build(config: ModelConfig | TheoryConfig, seed: int | None = None) -> Residu
     generator = None if seed is None else torch.Generator(torch.get_default_device()).manual_seed(seed)
     if isinstance(config, TheoryConfig):
         return theory_net(config, generator)
-    architecture = find_architecture(config.name)
+    config, architecture = settle(config), find_architecture(config.name)
     design = resolve(config, architecture)
-    classes = architecture.num_classes if config.num_classes is None else config.num_classes
-    config = dataclasses.replace(config, num_classes=classes)
-    parts = _PARTS[architecture.family](architecture, Layers(design), config.in_channels, classes)
+    assert config.in_channels is not None
+    assert config.num_classes is not None
+    parts = _PARTS[architecture.family](architecture, Layers(design), config.in_channels, config.num_classes)
     net = ResidualNet(config, config.in_channels, *parts)
     _initialize(net, design, generator)
     return net

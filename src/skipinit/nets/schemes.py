@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from ..config import ClassifierInit, ModelConfig
+from ..config import Alpha, ClassifierInit, FixupComponent, ModelConfig
 from ..errors import ConfigError, unknown_name
-from .architectures import Architecture
+from .architectures import Architecture, find_architecture
 
 MergeKind = Literal["add", "scale", "divide-sqrt2", "norm-output", "norm-skip"]
 
@@ -89,12 +89,19 @@ _ALL = (
 
 SCHEMES = {scheme.name: scheme for scheme in _ALL}
 
-FIXUP_COMPONENTS = {
+FIXUP_COMPONENTS: dict[FixupComponent, str] = {
     1: "classifier and last convolution of each branch start at zero",
     2: "other branch convolutions start scaled by d^(-1/(2m-2))",
     3: "a scalar multiplier per branch, starting at 1",
     4: "a scalar bias before every convolution, ReLU and dense layer, starting at 0",
 }
+
+
+def find_scheme(name: str) -> Scheme:
+    """The scheme of that name, or an error with the nearest names that exist."""
+    if name not in SCHEMES:
+        raise unknown_name("scheme", name, SCHEMES)
+    return SCHEMES[name]
 
 
 def list_schemes() -> list[str]:
@@ -124,9 +131,7 @@ class Design:
 
 def resolve(config: ModelConfig, architecture: Architecture) -> Design:
     """Join scheme, options and architecture; refuse what the paper does not define."""
-    if config.scheme not in SCHEMES:
-        raise unknown_name("scheme", config.scheme, SCHEMES)
-    scheme = SCHEMES[config.scheme]
+    scheme = find_scheme(config.scheme)
     _refuse_undefined(config, scheme, architecture)
     components = _fixup_components(config, scheme)
     biased = scheme.conv_biases == "always" or (scheme.conv_biases == "imagenet" and architecture.imagenet)
@@ -146,6 +151,27 @@ def resolve(config: ModelConfig, architecture: Architecture) -> Design:
         depth_scaled=2 in components,
         classifier_init=config.classifier_init or ("zero" if 1 in components else "he"),
         raw_projection=config.projection == "raw",
+    )
+
+
+def settle(config: ModelConfig) -> ModelConfig:
+    """The same network with every option explicit; refuses what the paper does not define."""
+    architecture = find_architecture(config.name)
+    design = resolve(config, architecture)
+    scheme = SCHEMES[config.scheme]
+    root = 1 / math.sqrt(architecture.num_blocks)
+    alpha: Alpha = "1/sqrt(d)" if math.isclose(design.alpha, root) else design.alpha
+    return replace(
+        config,
+        num_classes=architecture.num_classes if config.num_classes is None else config.num_classes,
+        in_channels=3 if config.in_channels is None else config.in_channels,
+        alpha=alpha if scheme.alpha_is_free else None,
+        dropout=design.dropout,
+        biases=design.conv_bias,
+        scalar_bias=design.merge_bias,
+        fixup_components=tuple(sorted(_fixup_components(config, scheme))) if scheme.fixup else None,
+        classifier_init=None if scheme.fixup else design.classifier_init,
+        projection=None if architecture.post_activation else "raw" if design.raw_projection else "activated",
     )
 
 
@@ -181,24 +207,14 @@ def _names(belongs: Callable[[Scheme], bool]) -> str:
     return " and ".join(scheme.name for scheme in SCHEMES.values() if belongs(scheme))
 
 
-def _fixup_components(config: ModelConfig, scheme: Scheme) -> frozenset[int]:
+def _fixup_components(config: ModelConfig, scheme: Scheme) -> frozenset[FixupComponent]:
     if not scheme.fixup:
         return frozenset()
     chosen = tuple(FIXUP_COMPONENTS) if config.fixup_components is None else config.fixup_components
-    if not isinstance(chosen, tuple) or not all(type(c) is int and c in FIXUP_COMPONENTS for c in chosen):
-        raise ConfigError(f"fixup_components {chosen!r} is not allowed; it is a tuple out of 1, 2, 3 and 4")
     return frozenset(chosen)
 
 
 def _alpha(config: ModelConfig, scheme: Scheme, num_blocks: int) -> float:
     if config.alpha is None:
         return 1.0 if scheme.alpha is None else scheme.alpha
-    if config.alpha == "1/sqrt(d)":
-        return 1 / math.sqrt(num_blocks)
-    try:
-        alpha = float(config.alpha)
-    except (TypeError, ValueError, OverflowError):
-        alpha = math.nan
-    if not math.isfinite(alpha):
-        raise ConfigError(f'alpha {config.alpha!r} is not allowed; it must be a finite number or "1/sqrt(d)"')
-    return alpha
+    return 1 / math.sqrt(num_blocks) if config.alpha == "1/sqrt(d)" else config.alpha

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..config import ModelConfig, Precision, TrainConfig
+from ..config import Alpha, FixupComponent, ModelConfig, Precision, TrainConfig
 from ..data.catalog import describe
 from ..errors import ConfigError, unknown_name
 from ..nets.schemes import SCHEMES
@@ -30,12 +30,12 @@ class Method:
     label: str
     """As the paper writes it."""
     scheme: str
-    alpha: float | str | None = None
+    alpha: Alpha | None = None
     l2: bool = True
     """Whether it is trained with L2 regularization."""
     biases: bool | None = None
     scalar_bias: bool | None = None
-    fixup_components: tuple[int, ...] | None = None
+    fixup_components: tuple[FixupComponent, ...] | None = None
 
     def model(self, network: str) -> ModelConfig:
         """The network of that name, built this way."""

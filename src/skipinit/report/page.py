@@ -12,6 +12,7 @@ from pathlib import Path
 import jinja2
 import markupsafe
 
+from .. import __version__
 from ..files import write_whole
 from ..paper.claims import CLAIMS
 from ..paper.claims.claim import Claim, State, Verdict
@@ -19,7 +20,6 @@ from ..paper.collect import Collection
 from ..paper.presets import PRESETS
 from ..paper.published import Exhibit, exhibits
 from ..paper.recipes import RECIPES, Recipe
-from ..version import __version__
 from .curves import Kind, draw_probe, draw_sweep
 from .tables import ResultTable, make_table
 

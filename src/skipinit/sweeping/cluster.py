@@ -26,12 +26,14 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from ..config import TrainConfig, identity
-from ..errors import ConfigError, SkipinitError
+from .. import __version__
+from ..config import TrainConfig
+from ..errors import ConfigError, DataError, SkipinitError
+from ..training.checkpoint import RunState, unpack_state
 from ..training.control import Stop
+from ..training.protocol import identity
 from ..training.records import Event, Failed, Kept, Recorded
-from ..version import __version__
-from .checkpoints import State, unpack_state
+from ..training.world import World, find_device
 from .engine import Keeper
 from .packs import split
 from .trainer import Options, Trainer, Workplace
@@ -67,16 +69,19 @@ def train_share(
     events: SimpleQueue[Event] = SimpleQueue()
     stop = Stop()
 
-    def load(id: str) -> tuple[State | None, float]:
-        return unpack_state(BytesIO(contents[id]))
+    def load(id: str) -> tuple[RunState | None, float]:
+        try:
+            return unpack_state(BytesIO(contents[id]), id) if contents[id] else (None, 0.0)
+        except DataError:  # damaged: the trial is not lost, only its head start
+            return None, 0.0
 
-    def tell(event: Event) -> None:
+    def emit(event: Event) -> None:
         if isinstance(event, Kept):  # should the pack raise, each of its trials goes on from here
             contents[event.id] = event.content
         events.put(event)
 
     with ThreadPoolExecutor(1) as thread:
-        training = thread.submit(lambda: Trainer(_workplace(device), options, load, tell, stop).train(share))
+        training = thread.submit(lambda: Trainer(_workplace(device), options, load, emit, stop).train(share))
         while not (training.done() and events.empty()):
             if ray.wait(rung, timeout=0, fetch_local=False)[0]:
                 stop.signal = signal.SIGTERM
@@ -88,7 +93,7 @@ def train_share(
 @lru_cache(maxsize=1)
 def _workplace(device: str) -> Workplace:
     """Ray trains many shares in one process: the data of the last one is still there."""
-    return Workplace(device)
+    return Workplace(World(find_device(device)))
 
 
 _TRIES = 3

@@ -1,31 +1,34 @@
-"""The SQLite file under a sweep: its tables, how it is opened, and its failures in plain words."""
+"""The SQLite file under a sweep: its tables, how it is opened and brought up to date, and its failures."""
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
-from dataclasses import fields
+from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import quote
 
-from ..errors import DataError
+from .. import __version__
+from ..config import to_dict
+from ..errors import ConfigError, DataError
 from ..provenance import source_commit
-from ..training.records import STATES, EpochRecord
-from ..version import __version__
+from ..training.protocol import identity, settled_from_dict
 
-SCHEMA = 1
-EPOCH_COLUMNS = tuple(field.name for field in fields(EpochRecord))
+SCHEMA = 2
 
-_TABLES = f"""
+_TABLES = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
 CREATE TABLE trials (
     key        INTEGER PRIMARY KEY,
     id         TEXT NOT NULL UNIQUE,
     config     TEXT NOT NULL,
-    state      TEXT NOT NULL DEFAULT 'pending' CHECK (state IN {STATES}),
+    state      TEXT NOT NULL DEFAULT 'pending'
+               CHECK (state IN ('pending', 'running', 'failed', 'diverged', 'finished')),
+    step       INTEGER,
     reason     TEXT,
     traceback  TEXT,
     classes    INTEGER,
@@ -35,8 +38,14 @@ CREATE TABLE trials (
     seconds    REAL NOT NULL DEFAULT 0
 );
 CREATE TABLE metrics (
-    trial INTEGER NOT NULL REFERENCES trials (key),
-    {" REAL, ".join(EPOCH_COLUMNS).replace("epoch REAL", "epoch INTEGER NOT NULL", 1)} REAL,
+    trial             INTEGER NOT NULL REFERENCES trials (key),
+    epoch             INTEGER NOT NULL,
+    train_loss        REAL,
+    test_accuracy     REAL,
+    test_loss         REAL,
+    lr                REAL,
+    images_per_second REAL,
+    clean_train_loss  REAL,
     PRIMARY KEY (trial, epoch)
 ) WITHOUT ROWID;
 """
@@ -63,11 +72,19 @@ def create(path: Path) -> None:
 
 
 def connect(path: Path, *, write: bool) -> sqlite3.Connection:
-    """A connection to the store at `path`, once it is known to be one that this version can read."""
+    """A connection to the store at `path`, brought up to date: in the file by a writer, else in memory."""
     with explained(path):
         connection = _open(path, "rw" if write else "ro")
         try:
-            _check_schema(connection, path)
+            schema = _schema(connection, path)
+            if schema < SCHEMA and not write:
+                with closing(connection) as old:
+                    connection = sqlite3.connect(":memory:", isolation_level=None)
+                    old.backup(connection)
+            for number in range(schema, SCHEMA):
+                with transaction(connection, path):
+                    _MIGRATIONS[number](connection, path)
+                    connection.execute("UPDATE meta SET value = ? WHERE name = 'schema'", (number + 1,))
             if write:
                 connection.execute("PRAGMA journal_mode = WAL")  # readers never wait, nor make anyone wait
                 # A commit is on the disk when it returns: a finished trial survives the loss of power.
@@ -76,6 +93,13 @@ def connect(path: Path, *, write: bool) -> sqlite3.Connection:
             connection.close()
             raise
     return connection
+
+
+def settle_files(connection: sqlite3.Connection) -> None:
+    """Leave one file that can be read without another beside it, unless someone is reading just now."""
+    connection.execute("PRAGMA busy_timeout = 200")
+    with suppress(sqlite3.OperationalError):
+        connection.execute("PRAGMA journal_mode = DELETE")
 
 
 def _open(path: Path, mode: str) -> sqlite3.Connection:
@@ -93,7 +117,8 @@ def _open(path: Path, mode: str) -> sqlite3.Connection:
     return connection
 
 
-def _check_schema(connection: sqlite3.Connection, path: Path) -> None:
+def _schema(connection: sqlite3.Connection, path: Path) -> int:
+    """The number of its tables' form, which must be one that this version reads."""
     try:
         meta = dict(connection.execute("SELECT name, value FROM meta"))
     except sqlite3.OperationalError as error:
@@ -102,11 +127,48 @@ def _check_schema(connection: sqlite3.Connection, path: Path) -> None:
         meta = {}
     if "schema" not in meta:
         raise DataError(f"{path}: not a sweep store; it was written by another program")
-    if meta["schema"] != SCHEMA:
+    if meta["schema"] not in range(1, SCHEMA + 1):
         raise DataError(
             f"{path}: written by skipinit {meta.get('skipinit')} (store schema {meta['schema']}), and "
-            f"skipinit {__version__} reads schema {SCHEMA}; export it there and import it here"
+            f"skipinit {__version__} reads schemas up to {SCHEMA}; export it there and import it here"
         )
+    return int(meta["schema"])
+
+
+def _settle_trials(connection: sqlite3.Connection, path: Path) -> None:
+    """From 1 to 2: the step at which a trial diverged, and one identity however a config is written.
+
+    Of trials that turn out to be the same one, the first that has a result stays.
+    """
+    connection.execute("ALTER TABLE trials ADD COLUMN step INTEGER")
+    rows = connection.execute(
+        "SELECT key, config, reason FROM trials ORDER BY state NOT IN ('finished', 'diverged'), key"
+    ).fetchall()
+    kept: set[str] = set()
+    connection.execute("UPDATE trials SET id = key")  # out of each other's way
+    for key, text, reason in rows:
+        try:
+            config = settled_from_dict(json.loads(text))
+        except (ValueError, KeyError, TypeError, ConfigError) as error:
+            raise DataError(f"{path}: trial {key} is not one that this version knows ({error})") from error
+        id = identity(config)
+        if id in kept:
+            connection.execute("DELETE FROM metrics WHERE trial = ?", (key,))
+            connection.execute("DELETE FROM trials WHERE key = ?", (key,))
+            continue
+        kept.add(id)
+        values = id, json.dumps(to_dict(config), sort_keys=True), step_in(reason), key
+        connection.execute("UPDATE trials SET id = ?, config = ?, step = ? WHERE key = ?", values)
+
+
+def step_in(reason: str | None) -> int | None:
+    """The step at which a trial diverged, as it was told in words before it had a place of its own."""
+    step = re.search(r"at step (\d+)$", reason or "")
+    return step and int(step[1])
+
+
+_MIGRATIONS = {1: _settle_trials}
+"""From each schema to the next."""
 
 
 @contextmanager

@@ -7,30 +7,38 @@ recorded beyond it are recorded again. A result is written once and never traine
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from ..config import TrainConfig, identity
+from ..config import TrainConfig
 from ..errors import ConfigError, unknown_name
+from ..training.checkpoint import Checkpoints
 from ..training.control import Bar, Stop, steps_bar, stopped_by_signals
+from ..training.protocol import identity
 from ..training.records import Diverged, Event, Failed, Finished, Kept, Recorded, Started, Trial
-from .checkpoints import Checkpoints
-from .grid import Grid
+from ..training.world import World, find_device
+from .grid import Grid, expand, read_grid
 from .packs import group
 from .store import Writer, open_writer
 from .trainer import Options, Trainer, Workplace
 
 
 class Keeper:
-    """The one who writes, wherever trials run."""
+    """Writes what happens to trials, wherever they run: store, checkpoints, progress."""
 
     def __init__(
-        self, writer: Writer, checkpoints: Checkpoints, bar: Bar, configs: Iterable[TrainConfig]
+        self,
+        writer: Writer,
+        checkpoints: Checkpoints,
+        bar: Bar,
+        configs: Iterable[TrainConfig],
+        keep_last: bool = False,
     ) -> None:
-        self.writer, self.checkpoints, self.bar = writer, checkpoints, bar
+        self.writer, self.checkpoints, self.bar, self.keep_last = writer, checkpoints, bar, keep_last
+        checkpoints.clear_drafts()
         self.epochs = {identity(config): config.epochs for config in configs}
         self.done = dict.fromkeys(self.epochs, 0)
         self.started: set[str] = set()
@@ -49,11 +57,11 @@ class Keeper:
                     self._show(id, epoch.epoch)
             case Kept(id, content):
                 self.checkpoints.save(id, content)
-            case Finished(id, last, seconds):
-                self.writer.finish(id, last, seconds)
+            case Finished(id, last, step, seconds):
+                self.writer.finish(id, last, step, seconds)
                 self._end(id)
-            case Diverged(id, last, reason, seconds):
-                self.writer.diverge(id, last, reason, seconds)
+            case Diverged(id, last, step, seconds):
+                self.writer.diverge(id, last, step, seconds)
                 self._end(id)
             case Failed(id, reason, traceback, seconds):
                 self.writer.fail(id, reason, traceback, seconds)
@@ -67,8 +75,9 @@ class Keeper:
         )
 
     def _end(self, id: str) -> None:
-        """It has its result, so it needs no checkpoint."""
-        self.checkpoints.drop(id)
+        """It has its result, so it needs no checkpoint, but for who wants the trained network."""
+        if not self.keep_last:
+            self.checkpoints.drop(id)
         self.ended.add(id)
         self._show(id, self.epochs[id])
 
@@ -81,13 +90,13 @@ class Local:
     """This process and one device."""
 
     def __init__(self, device: str) -> None:
-        self.place = Workplace(device)
+        self.place = Workplace(World(find_device(device)))
 
     def train(
         self, groups: Sequence[Sequence[TrainConfig]], options: Options, keeper: Keeper, stop: Stop
     ) -> None:
         """Give every trial its result, or its failure, until asked to stop."""
-        trainer = Trainer(self.place, options, keeper.checkpoints.load, keeper.take, stop)
+        trainer = Trainer(self.place, options, keeper.checkpoints.load_if_whole, keeper.take, stop)
         for members in groups:
             trainer.train(members)
 
@@ -113,7 +122,45 @@ class Engine(Protocol):
     def train(
         self, groups: Sequence[Sequence[TrainConfig]], options: Options, keeper: Keeper, stop: Stop
     ) -> None:
-        """Give every trial its result, or its failure, and tell the keeper; until asked to stop."""
+        """Give every trial its result, or its failure, recorded by the keeper; until asked to stop."""
+
+
+def sweep(
+    axes: Mapping[str, object] | str | Path,
+    out: str | Path,
+    *,
+    device: str = "auto",
+    engine: str = "local",
+    time_limit: float | None = None,
+    pack_size: int | None = None,
+    progress: bool = True,
+) -> Outcome:
+    """Train every combination of some values, many to a GPU; call it again to resume.
+
+        >>> axes = {"model": "wrn10_1", "data": "digits", "epochs": 1, "lr": "2^-3,2^-2"}
+        >>> skipinit.sweep(axes, "runs/a").results
+        2
+
+    Args:
+        axes: values by the name of their axis, each a list, one value, or text such as `2^-6..2^0`; or the
+            path of a TOML file. What is not given is the protocol's choice.
+        out: folder of the sweep.
+        device: `auto`, `cpu`, `cuda` or `cuda:N`.
+        engine: `local`, or `ray` for the cluster that RAY_ADDRESS names (extra `cluster`).
+        time_limit: seconds after which to stop in good order.
+        pack_size: trials that step together on a GPU; measured if not given.
+        progress: show a bar where standard error is a terminal.
+    """
+    grid = expand(axes) if isinstance(axes, Mapping) else read_grid(Path(axes))
+    return run_sweep(
+        grid,
+        Path(out),
+        device=device,
+        engine=engine,
+        time_limit=time_limit,
+        pack_size=pack_size,
+        progress=progress,
+    )
 
 
 def run_sweep(

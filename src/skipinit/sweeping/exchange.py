@@ -9,19 +9,21 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from ..config import identity, to_dict, train_from_dict
+from ..config import to_dict
 from ..errors import DataError
 from ..files import write_whole
 from ..provenance import Provenance
+from ..training.protocol import identity, settled_from_dict
 from ..training.records import EpochRecord, Trial
-from .database import EPOCH_COLUMNS
+from .database import step_in
 from .store import Store, Writer
 
 FORMAT = 1
+_EPOCH_FIELDS = tuple(field.name for field in fields(EpochRecord))
 _RANK = {"pending": 0, "running": 1, "failed": 2, "diverged": 3, "finished": 3}
 Entry = tuple[Trial, Sequence[EpochRecord]]
 
@@ -115,6 +117,7 @@ def _line(trial: Trial, earlier: Sequence[EpochRecord]) -> str:
     record: dict[str, Any] = {
         "config": dict(sorted(to_dict(trial.config).items())),
         "state": trial.state,
+        "step": trial.step,
         "reason": trial.reason,
         "classes": trial.classes,
         "last": trial.last and asdict(trial.last),
@@ -124,19 +127,20 @@ def _line(trial: Trial, earlier: Sequence[EpochRecord]) -> str:
         "provenance": trial.provenance and asdict(trial.provenance),
     }
     if earlier:
-        record["earlier"] = {name: [getattr(epoch, name) for epoch in earlier] for name in EPOCH_COLUMNS}
+        record["earlier"] = {name: [getattr(epoch, name) for epoch in earlier] for name in _EPOCH_FIELDS}
     return json.dumps(record, allow_nan=False)
 
 
 def _entry(line: str, where: str) -> Entry:
     try:
         record = json.loads(line)
-        config = train_from_dict(record.pop("config"))
+        config = settled_from_dict(record.pop("config"))
+        step = record.pop("step", step_in(record["reason"]))
         columns = record.pop("earlier", {})
         measured = record.pop("last")
         last = EpochRecord(**measured) if measured else None
         provenance = Provenance(**record.pop("provenance"))
-        trial = Trial(id=identity(config), config=config, last=last, provenance=provenance, **record)
+        trial = Trial(identity(config), config, step=step, last=last, provenance=provenance, **record)
         earlier = [
             EpochRecord(**dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)
         ]

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import torch
 
-from ..config import TrainConfig, identity
+from ..config import TrainConfig
 from ..data.catalog import describe
 from ..errors import ConfigError
+from ..training.protocol import identity
 from ..training.records import Trial
 from ..training.world import find_device
 from .memory import pack_memory
@@ -112,7 +113,9 @@ def _position(trial: Trial | None, out: Path) -> int:
     """Steps that its checkpoint, if there is one, holds."""
     if trial is None or trial.started is None:
         return 0
-    from .checkpoints import Checkpoints  # takes a second to load; a plan of new trials need not wait
+    from ..training.checkpoint import (
+        Checkpoints,  # takes a second to load; a plan of new trials need not wait
+    )
 
     return Checkpoints(out / "checkpoints").position(trial.id)
 

@@ -11,38 +11,56 @@ import math
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, fields
-from operator import attrgetter
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ..config import TrainConfig, identity, to_dict, train_from_dict
+from ..config import TrainConfig, to_dict, train_from_dict
 from ..errors import DataError, SkipinitError
-from ..files import Holder, holder, writer_lock
+from ..files import Holder, holder, make_folder, writer_lock
 from ..provenance import Provenance
+from ..training.protocol import identity, settle
 from ..training.records import EpochRecord, State, Trial
-from .database import EPOCH_COLUMNS, connect, create, explained, transaction, utc_now
+from .database import connect, create, explained, settle_files, transaction, utc_now
 
 FILE = "sweep.sqlite"
 LOCK = "sweep.lock"
 
-_epoch_values = attrgetter(*EPOCH_COLUMNS)
-
-_TRIAL_COLUMNS = [field.name for field in fields(Trial) if field.name != "last"]
-_SELECT_TRIALS = f"""
-SELECT {", ".join(f"t.{name}" for name in _TRIAL_COLUMNS)}, {", ".join(f"m.{name}" for name in EPOCH_COLUMNS)}
+# Columns are named in the order of the fields of `Trial` and `EpochRecord`, which a test keeps equal.
+_SELECT_TRIALS = """
+SELECT t.id, t.config, t.state, t.step, t.reason, t.traceback, t.classes, t.provenance, t.started, t.ended,
+       t.seconds,
+       m.epoch, m.train_loss, m.test_accuracy, m.test_loss, m.lr, m.images_per_second, m.clean_train_loss
 FROM trials t LEFT JOIN metrics m
     ON m.trial = t.key AND m.epoch = (SELECT max(epoch) FROM metrics WHERE trial = t.key)
 """
-_INSERT_TRIAL = f"""
-INSERT INTO trials ({", ".join(_TRIAL_COLUMNS)}) VALUES ({", ".join("?" for _ in _TRIAL_COLUMNS)})
-ON CONFLICT (id) DO UPDATE SET {", ".join(f"{name} = excluded.{name}" for name in _TRIAL_COLUMNS)}
+_SELECT_CURVE = """
+SELECT epoch, train_loss, test_accuracy, test_loss, lr, images_per_second, clean_train_loss
+FROM metrics WHERE trial = (SELECT key FROM trials WHERE id = ?) ORDER BY epoch
+"""
+_PUT_TRIAL = """
+INSERT INTO trials (id, config, state, step, reason, traceback, classes, provenance, started, ended, seconds)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (id) DO UPDATE SET
+    config = excluded.config, state = excluded.state, step = excluded.step, reason = excluded.reason,
+    traceback = excluded.traceback, classes = excluded.classes, provenance = excluded.provenance,
+    started = excluded.started, ended = excluded.ended, seconds = excluded.seconds
 RETURNING key
 """
-_INSERT_EPOCH = f"""
-INSERT OR REPLACE INTO metrics (trial, {", ".join(EPOCH_COLUMNS)})
-VALUES (?, {", ".join("?" for _ in EPOCH_COLUMNS)})
+_INSERT_EPOCH = """
+INSERT OR REPLACE INTO metrics
+    (trial, epoch, train_loss, test_accuracy, test_loss, lr, images_per_second, clean_train_loss)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?)
 """
+_START = """
+UPDATE trials SET state = 'running', classes = ?, provenance = ?, started = ?,
+                  step = NULL, reason = NULL, traceback = NULL, ended = NULL
+WHERE key = ?
+"""
+_END = """
+UPDATE trials SET state = ?, step = ?, reason = ?, traceback = ?, seconds = ?, ended = ? WHERE key = ?
+"""
+_TRIAL_COLUMNS = 11
 
 
 class Store:
@@ -55,8 +73,7 @@ class Store:
     def trials(self) -> list[Trial]:
         """All trials in the order they were added, as of one instant."""
         with explained(self.path):
-            rows = self._connection.execute(f"{_SELECT_TRIALS} ORDER BY t.key")
-            return [_trial(row) for row in rows]
+            return [_trial(row) for row in self._connection.execute(f"{_SELECT_TRIALS} ORDER BY t.key")]
 
     def trial(self, id: str) -> Trial | None:
         """The trial of that identity, if the store has it."""
@@ -66,10 +83,8 @@ class Store:
 
     def curve(self, id: str) -> list[EpochRecord]:
         """Every recorded epoch of a trial."""
-        query = f"""SELECT {", ".join(EPOCH_COLUMNS)} FROM metrics
-                    WHERE trial = (SELECT key FROM trials WHERE id = ?) ORDER BY epoch"""
         with explained(self.path):
-            return [EpochRecord(*row) for row in self._connection.execute(query, (id,))]
+            return [EpochRecord(*row) for row in self._connection.execute(_SELECT_CURVE, (id,))]
 
     def meta(self) -> dict[str, Any]:
         """Schema, version, commit and time of creation; pace of the last writer."""
@@ -86,7 +101,7 @@ class Writer(Store):
 
     def add(self, configs: Iterable[TrainConfig]) -> int:
         """Add the trials that are not there yet; how many were new."""
-        rows = [(identity(config), json.dumps(to_dict(config), sort_keys=True)) for config in configs]
+        rows = [(identity(config), _json(to_dict(settle(config)))) for config in configs]
         before = self._connection.total_changes
         with transaction(self._connection, self.path):
             self._connection.executemany("INSERT OR IGNORE INTO trials (id, config) VALUES (?, ?)", rows)
@@ -94,12 +109,10 @@ class Writer(Store):
 
     def start(self, id: str, provenance: Provenance, classes: int, epochs_done: int = 0) -> None:
         """The trial runs, for the first time or on from a checkpoint after `epochs_done`: later epochs go."""
-        origin = json.dumps(asdict(provenance), sort_keys=True)
         with transaction(self._connection, self.path):
             key = self._key(id, ("pending", "running", "failed"))
             self._connection.execute("DELETE FROM metrics WHERE trial = ? AND epoch > ?", (key, epochs_done))
-            self._set(key, state="running", classes=classes, provenance=origin, started=utc_now())
-            self._set(key, reason=None, traceback=None, ended=None)
+            self._connection.execute(_START, (classes, _json(asdict(provenance)), utc_now(), key))
 
     def record(self, epochs: Iterable[tuple[str, EpochRecord]]) -> None:
         """Epochs of running trials, each with its trial's identity, in one commit."""
@@ -107,23 +120,24 @@ class Writer(Store):
             for id, epoch in epochs:
                 self._insert(self._key(id, ("running",)), [epoch])
 
-    def finish(self, id: str, last: EpochRecord, seconds: float) -> None:
-        """The trial is done; `last` is its result."""
-        self._end(id, [last], state="finished", seconds=seconds)
+    def finish(self, id: str, last: EpochRecord, step: int, seconds: float) -> None:
+        """The trial is done after `step` steps; `last` is its result."""
+        self._end(id, [last], "finished", step, None, None, seconds)
 
-    def diverge(self, id: str, last: EpochRecord | None, reason: str, seconds: float) -> None:
-        """The trial went non-finite after its epoch `last`, if it came that far: a result too."""
-        self._end(id, [last] if last else [], state="diverged", reason=reason, seconds=seconds)
+    def diverge(self, id: str, last: EpochRecord | None, step: int, seconds: float) -> None:
+        """The trial went non-finite at `step`, after its epoch `last`, if it came that far: a result too."""
+        reason = f"the loss was not finite at step {step}"
+        self._end(id, [last] if last else [], "diverged", step, reason, None, seconds)
 
     def fail(self, id: str, reason: str, traceback: str, seconds: float) -> None:
         """The trial raised."""
-        self._end(id, [], state="failed", reason=reason, traceback=traceback, seconds=seconds)
+        self._end(id, [], "failed", None, reason, traceback, seconds)
 
     def put(self, trials: Iterable[tuple[Trial, Sequence[EpochRecord]]]) -> None:
         """Trials with their curves from elsewhere, in place of what is here under their identities."""
         with transaction(self._connection, self.path):
             for trial, curve in trials:
-                [(key,)] = self._connection.execute(_INSERT_TRIAL, _row(trial)).fetchall()
+                [(key,)] = self._connection.execute(_PUT_TRIAL, _row(trial)).fetchall()
                 self._connection.execute("DELETE FROM metrics WHERE trial = ?", (key,))
                 self._insert(key, curve)
 
@@ -143,16 +157,12 @@ class Writer(Store):
     def _set_waiting(self) -> None:
         self._connection.execute("UPDATE trials SET state = 'pending' WHERE state = 'running'")
 
-    def _end(self, id: str, last: Sequence[EpochRecord], **columns: object) -> None:
+    def _end(self, id: str, last: Sequence[EpochRecord], *columns: object) -> None:
         """A running trial's last epoch and its end, in one commit."""
         with transaction(self._connection, self.path):
             key = self._key(id, ("running",))
             self._insert(key, last)
-            self._set(key, ended=utc_now(), **columns)
-
-    def _set(self, key: int, **columns: object) -> None:
-        settings = ", ".join(f"{name} = ?" for name in columns)
-        self._connection.execute(f"UPDATE trials SET {settings} WHERE key = ?", (*columns.values(), key))
+            self._connection.execute(_END, (*columns, utc_now(), key))
 
     def _key(self, id: str, allowed: Sequence[State]) -> int:
         """The row of a trial in one of these states. A result is in none of them: it never changes."""
@@ -166,7 +176,7 @@ class Writer(Store):
         return int(row[0])
 
     def _insert(self, key: int, epochs: Iterable[EpochRecord]) -> None:
-        rows = [(key, *map(_finite, _epoch_values(epoch))) for epoch in epochs]
+        rows = [(key, *map(_finite, vars(epoch).values())) for epoch in epochs]
         self._connection.executemany(_INSERT_EPOCH, rows)
 
 
@@ -175,7 +185,7 @@ def open_store(folder: Path) -> Iterator[Store]:
     """Read the store of the sweep in `folder`."""
     path = folder / FILE
     if not path.is_file():
-        raise DataError(f"{folder}: no sweep is there (no {FILE}); give the folder that `sweep --out` named")
+        raise DataError(f"{folder}: no sweep is there (no {FILE}); give the folder of a run or sweep")
     with closing(connect(path, write=False)) as connection:
         yield Store(connection, path)
 
@@ -183,12 +193,7 @@ def open_store(folder: Path) -> Iterator[Store]:
 @contextmanager
 def open_writer(folder: Path) -> Iterator[Writer]:
     """Write to the store of the sweep in `folder`, which is made if need be; one process at a time."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise SkipinitError(
-            f"{folder}: cannot be made ({error.strerror}); choose a folder that can be written"
-        ) from None
+    make_folder(folder)
     path = folder / FILE
     with writer_lock(folder / LOCK):
         if not path.exists():
@@ -198,22 +203,31 @@ def open_writer(folder: Path) -> Iterator[Writer]:
             writer.open_session()
             yield writer
             writer.close_session()
+            settle_files(connection)
+
+
+def _json(content: object) -> str:
+    return json.dumps(content, sort_keys=True)
 
 
 def _trial(row: Sequence[Any]) -> Trial:
-    split = len(_TRIAL_COLUMNS)
-    values = dict(zip(_TRIAL_COLUMNS, row[:split], strict=True))
-    values["config"] = train_from_dict(json.loads(values["config"]))
-    if values["provenance"]:
-        values["provenance"] = Provenance(**json.loads(values["provenance"]))
-    return Trial(**values, last=EpochRecord(*row[split:]) if row[split] is not None else None)
+    id, config, state, step, reason, traceback, classes, origin, started, ended, seconds = row[
+        :_TRIAL_COLUMNS
+    ]
+    provenance = Provenance(**json.loads(origin)) if origin else None
+    last = EpochRecord(*row[_TRIAL_COLUMNS:]) if row[_TRIAL_COLUMNS] is not None else None
+    return Trial(
+        id, train_from_dict(json.loads(config)), state, step, reason, traceback, classes, provenance, started,
+        ended, seconds, last,
+    )  # fmt: skip
 
 
-def _row(trial: Trial) -> list[object]:
-    values = vars(trial) | {"config": json.dumps(to_dict(trial.config), sort_keys=True)}
-    if trial.provenance:
-        values["provenance"] = json.dumps(asdict(trial.provenance), sort_keys=True)
-    return [values[name] for name in _TRIAL_COLUMNS]
+def _row(trial: Trial) -> tuple[object, ...]:
+    origin = trial.provenance and _json(asdict(trial.provenance))
+    return (
+        trial.id, _json(to_dict(trial.config)), trial.state, trial.step, trial.reason, trial.traceback,
+        trial.classes, origin, trial.started, trial.ended, trial.seconds,
+    )  # fmt: skip
 
 
 def _finite(value: float | None) -> float | None:

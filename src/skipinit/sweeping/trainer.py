@@ -1,28 +1,30 @@
-"""Training trials on one device, pack by pack, and telling of everything that happens to them.
+"""Training trials on one device, pack by pack, as a stream of events.
 
-Whoever listens keeps it: a store in this process, or one on another machine.
+Who receives the events keeps them: the store of this process, or one on another machine.
 """
 
 from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import torch
-
-from ..config import TrainConfig, identity
+from ..config import TrainConfig
 from ..data.catalog import describe
 from ..provenance import Provenance
+from ..training.checkpoint import RunState, pack_state
 from ..training.control import Stop
 from ..training.loop import train_together
-from ..training.records import Diverged, EpochRecord, Event, Failed, Finished, Kept, Recorded, Started, Tell
+from ..training.protocol import identity
+from ..training.records import Diverged, Emit, EpochRecord, Event, Failed, Finished, Kept, Recorded, Started
 from ..training.run import Run
 from ..training.sources import Data, open_data
-from ..training.world import World, find_device
-from .checkpoints import Load, pack_state
+from ..training.world import World
 from .packs import best_size, split
+
+Load = Callable[[str], tuple[RunState | None, float]]
+"""A trial's newest state and its seconds, by its identity; None where it must start anew."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +40,9 @@ class Options:
 class Workplace:
     """A device, and the data that was last worked on there."""
 
-    def __init__(self, device: str) -> None:
-        self.world = World(find_device(device))
-        on_gpu = self.world.device.type == "cuda"
-        self.provenance = Provenance.here(torch.cuda.get_device_name(self.world.device) if on_gpu else "cpu")
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.provenance = Provenance.here(world.device_name)
         self._data: tuple[str, Data] | None = None
 
     def data(self, name: str) -> Data:
@@ -51,12 +52,17 @@ class Workplace:
             self._data = name, open_data(name, self.world.device)
         return self._data[1]
 
+    def make_run(self, config: TrainConfig, micro_batch: int | None = None) -> Run:
+        """A run at its start."""
+        data = self.data(config.data)
+        return Run(config, data.source(config, self.world), self.world, micro_batch or data.micro_batch)
+
 
 class Trainer:
     """Trains packs one after the other until all have results or it is time to stop."""
 
-    def __init__(self, place: Workplace, options: Options, load: Load, tell: Tell, stop: Stop) -> None:
-        self.place, self.options, self.load, self.tell, self.stop = place, options, load, tell, stop
+    def __init__(self, place: Workplace, options: Options, load: Load, emit: Emit, stop: Stop) -> None:
+        self.place, self.options, self.load, self.emit, self.stop = place, options, load, emit, stop
 
     def train(self, configs: Sequence[TrainConfig]) -> None:
         """Give trials of the same data, batch size, length and position their results or failures."""
@@ -71,53 +77,59 @@ class Trainer:
 
     def _train_pack(self, configs: Sequence[TrainConfig], data: Data) -> None:
         """Train some trials together. If that raises, each alone: the one that raises again is to blame."""
-        reporter = _Reporter(self.tell, self.options.checkpoint_seconds)
+        reporter = Reporter(self.emit, self.options.checkpoint_seconds)
         try:
-            runs = [self._open(config, data, reporter) for config in configs]
+            runs = [self._open(config, reporter) for config in configs]
             train_together(runs, data, reporter, self.stop)
         except Exception as error:
-            if reporter.telling:  # no fault of a trial: nothing can be recorded any more
+            if reporter.emitting:  # no fault of a trial: nothing can be recorded any more
                 raise
             if len(configs) == 1:
                 id = identity(configs[0])
                 reason = str(error).partition("\n")[0] or type(error).__name__
-                self.tell(Failed(id, reason, traceback.format_exc(), reporter.seconds.get(id, 0.0)))
+                self.emit(Failed(id, reason, traceback.format_exc(), reporter.seconds.get(id, 0.0)))
                 return
             for config in configs:
                 if identity(config) not in reporter.ended:
                     self._train_pack([config], data)
 
-    def _open(self, config: TrainConfig, data: Data, reporter: _Reporter) -> Run:
-        """A run where its checkpoint left it, known to the store as running."""
-        id = identity(config)
-        state, seconds = self.load(id)
-        epochs_done = 0 if state is None else len(state["records"])
-        classes = describe(config.data).num_classes
-        reporter.tell(Started(id, self.place.provenance, classes, epochs_done))
-        run = Run(config, data.source(config, self.place.world), self.place.world, data.micro_batch)
+    def _open(self, config: TrainConfig, reporter: Reporter) -> Run:
+        """A run where its checkpoint left it; its failure to be made is the trial's, so it has started."""
+        state, seconds = self.load(identity(config))
+        reporter.start(config, self.place.provenance, state, seconds)
+        run = self.place.make_run(config)
         if state is not None:
             run.restore(state)
-        reporter.seconds[id] = seconds
         return run
 
 
-class _Reporter:
-    """Tells of every epoch and end of a pack, and hands over checkpoints of what goes on."""
+class Reporter:
+    """Callbacks of the training loop that emit epochs, ends and checkpoints."""
 
-    def __init__(self, tell: Tell, checkpoint_seconds: float) -> None:
-        self._tell, self.checkpoint_seconds = tell, checkpoint_seconds
+    def __init__(self, emit: Emit, checkpoint_seconds: float, keep_last: bool = False) -> None:
+        self._emit, self.checkpoint_seconds, self.keep_last = emit, checkpoint_seconds, keep_last
         self.fresh: list[tuple[str, EpochRecord]] = []
         self.ended: set[str] = set()
+        self.diverged_at: dict[str, int] = {}
         self.seconds: dict[str, float] = {}
         """Of the device that each trial has had."""
-        self.telling = False
+        self.emitting = False
         self.charged_at = self.kept_at = time.monotonic()
 
-    def tell(self, event: Event) -> None:
-        """Tell it; if that raises, no trial is to blame."""
-        self.telling = True
-        self._tell(event)
-        self.telling = False
+    def emit(self, event: Event) -> None:
+        """Hand over an event; if that raises, no trial is to blame."""
+        self.emitting = True
+        self._emit(event)
+        self.emitting = False
+
+    def start(
+        self, config: TrainConfig, provenance: Provenance, state: RunState | None, seconds: float
+    ) -> None:
+        """A trial begins, or goes on from a state."""
+        epochs_done = 0 if state is None else len(state["records"])
+        classes = describe(config.data).num_classes
+        self.seconds[identity(config)] = seconds
+        self.emit(Started(identity(config), provenance, classes, epochs_done))
 
     def advanced(self, runs: Sequence[Run], position: int) -> None:
         """Only epochs count."""
@@ -131,27 +143,33 @@ class _Reporter:
         self._charge([run])
         id = identity(run.config)
         last = run.records[-1] if run.records else None
-        self.tell(Diverged(id, last, f"the loss was not finite at step {step}", self.seconds[id]))
+        self.emit(Diverged(id, last, step, self.seconds[id]))
         self.ended.add(id)
+        self.diverged_at[id] = step
 
     def paused(self, runs: Sequence[Run], last: bool) -> None:
-        """Tell the epochs of all runs at once, then who is done; hand over checkpoints of the rest."""
+        """Emit the epochs of all runs at once, then who is done; hand over checkpoints of the rest."""
         self._charge(runs)
-        done = {identity(run.config) for run in runs if run.position == run.total_steps}
+        done = {identity(run.config): run for run in runs if run.position == run.total_steps}
         going_on = tuple((id, epoch) for id, epoch in self.fresh if id not in done)
         if going_on:
-            self.tell(Recorded(going_on))
+            self.emit(Recorded(going_on))
         for id, epoch in self.fresh:
             if id in done:
-                self.tell(Finished(id, epoch, self.seconds[id]))
+                if self.keep_last:
+                    self._keep(done[id])
+                self.emit(Finished(id, epoch, done[id].position, self.seconds[id]))
         if last or time.monotonic() - self.kept_at >= self.checkpoint_seconds:
             for run in runs:
-                id = identity(run.config)
-                if id not in done:
-                    self.tell(Kept(id, pack_state(run, self.seconds[id])))
+                if identity(run.config) not in done:
+                    self._keep(run)
             self.kept_at = time.monotonic()
         self.fresh = []
-        self.ended |= done
+        self.ended |= done.keys()
+
+    def _keep(self, run: Run) -> None:
+        id = identity(run.config)
+        self.emit(Kept(id, pack_state(run, self.seconds[id])))
 
     def _charge(self, runs: Sequence[Run]) -> None:
         """Share the time since the last charge among the runs that had the device."""

@@ -40,7 +40,7 @@ def count_work(config: ModelConfig, side: int) -> Workload:
     """The network on images of `side` × `side` pixels."""
     architecture = find_architecture(config.name)
     tape = _Tape(resolve(config, architecture))
-    image = _Tensor(config.in_channels, side)
+    image = _Tensor(config.in_channels or 3, side)
     last = _PLAYERS[architecture.family](tape, architecture, image)
     tape.classify(last, config.num_classes or architecture.num_classes)
     return Workload(tape.macs, tape.layers, tape.parameters, tape.kept, tape.kept_by_chains)

@@ -1,55 +1,102 @@
-"""What can be done with a run's newest checkpoint: measure it, hand it on."""
+"""A checkpoint: where an unfinished run stands, as a file that says what it is and names what it holds."""
 
 from __future__ import annotations
 
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import torch
 
-from ..data.catalog import describe
 from ..errors import ConfigError, DataError
-from .folder import RunFolder
+from ..files import write_whole
 from .run import Run
-from .sources import Data, open_data
-from .world import World, find_device
+
+FORMAT, VERSION = "skipinit checkpoint", 2
+
+RunState = dict[str, Any]
+"""What `Run.state` returns: model, momentum, step, losses, generator, records."""
 
 
-def open_run(path: Path, device: str = "cpu") -> tuple[Run, Data]:
-    """The run in a folder, as its checkpoint left it, and its data."""
-    folder = RunFolder(path)
-    config = folder.config()
-    if not folder.has_checkpoint:
-        raise DataError(f"{path}: this run has no checkpoint; a run writes one as it goes and when it ends")
-    world = World(find_device(device))
-    data = open_data(config.data, world.device)
-    run = Run(config, data.source(config, world), world, data.micro_batch)
-    folder.restore_network(run)
-    return run, data
+def pack_state(run: Run, seconds: float) -> bytes:
+    """The content of a checkpoint: the run's state, and what it has cost so far."""
+    buffer = io.BytesIO()
+    torch.save({"format": FORMAT, "version": VERSION, "run": run.state(), "seconds": seconds}, buffer)
+    return buffer.getvalue()
 
 
-def evaluate_run(path: Path, device: str = "auto") -> tuple[float, float]:
-    """Test accuracy in percent, and test loss."""
-    run, data = open_run(path, device)
-    run.model.eval()
-    loss, right = data.score_test(run).tolist()
-    return 100 * right / data.test_size, loss / data.test_size
-
-
-def export_run(path: Path, out: Path, onnx: bool = False) -> None:
-    """Write the network as a folder for `from_pretrained`, and as model.onnx if asked for (extra `onnx`)."""
-    if (out / "checkpoint.pt").exists():
-        raise ConfigError(f"{out} is the folder of a run and would lose its config.json; choose another")
-    run, _ = open_run(path)
-    model = run.model.eval()
-    model.save_pretrained(out)
-    if not onnx:
-        return
-    example = torch.zeros(2, *describe(run.config.data).shape)
+def unpack_state(file: Path | BinaryIO, name: str) -> tuple[RunState, float]:
+    """State and seconds of a checkpoint; DataError, with its name, if damaged or of another version."""
     try:
-        torch.onnx.export(
-            model, (example,), out / "model.onnx", dynamo=True, dynamic_shapes=({0: "batch"},), verbose=False
+        # Mapped: to ask for a position must not read a deep network's weights.
+        saved = torch.load(file, map_location="cpu", weights_only=True, mmap=isinstance(file, Path))
+        version = saved.get("version") if saved.get("format") == FORMAT else 1
+        state, seconds = (saved["run"], saved["seconds"]) if version == VERSION else ({}, 0.0)
+    except Exception as error:  # torch raises half a dozen kinds for a damaged file
+        reason = str(error).partition("\n")[0]
+        raise DataError(f"{name}: is damaged ({reason}); remove it to start the run anew") from error
+    if version != VERSION:
+        raise DataError(
+            f"{name}: a checkpoint of format {version}, and this version reads {VERSION}; "
+            "remove it to start the run anew"
         )
-    except ImportError as error:
-        raise ConfigError(
-            f"ONNX export needs more packages ({error}); pip install 'skipinit[onnx]'"
-        ) from error
+    return state, seconds
+
+
+class Checkpoints:
+    """A folder with a file for each unfinished trial, by its identity."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def load(self, id: str) -> tuple[RunState | None, float]:
+        """A trial's newest state and its seconds; None where there is no checkpoint."""
+        path = self.path(id)
+        return unpack_state(path, str(path)) if path.exists() else (None, 0.0)
+
+    def load_if_whole(self, id: str) -> tuple[RunState | None, float]:
+        """The same, but a damaged one only costs the trial its head start."""
+        try:
+            return self.load(id)
+        except DataError:
+            return None, 0.0
+
+    def position(self, id: str) -> int:
+        """Steps that a trial has taken."""
+        state, _ = self.load_if_whole(id)
+        return 0 if state is None else int(state["step"])
+
+    def read(self, id: str) -> bytes:
+        """The file as it is; empty where there is none."""
+        return self.path(id).read_bytes() if self.path(id).exists() else b""
+
+    def save(self, id: str, content: bytes) -> None:
+        """Replace a trial's state."""
+        write_whole(self.path(id), lambda file: file.write(content))
+
+    def drop(self, id: str) -> None:
+        """The trial has its result."""
+        self.path(id).unlink(missing_ok=True)
+
+    @contextmanager
+    def blamed(self, id: str) -> Iterator[None]:
+        """While inside, what a state lacks is the fault of the trial's file."""
+        try:
+            yield
+        except ConfigError:
+            raise
+        except (KeyError, TypeError, RuntimeError, DataError) as error:
+            raise DataError(
+                f"{self.path(id)}: is damaged ({error}); remove it to start the run anew"
+            ) from error
+
+    def clear_drafts(self) -> None:
+        """Remove what a killed process was writing; only the one writer may."""
+        for draft in self.folder.glob(".*.pt.*"):
+            draft.unlink()
+
+    def path(self, id: str) -> Path:
+        """Where a trial's state lies."""
+        return self.folder / f"{id}.pt"

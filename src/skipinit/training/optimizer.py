@@ -81,6 +81,10 @@ def make_optimizer(model: nn.Module, config: TrainConfig, lr: Tensor) -> torch.o
     return optimizer
 
 
-def momentum_buffers(optimizer: torch.optim.SGD) -> list[Tensor]:
-    """The velocities, in the order of the parameters."""
-    return [state["momentum_buffer"] for state in optimizer.state.values()]
+def momentum_buffers(model: nn.Module, optimizer: torch.optim.SGD) -> dict[str, Tensor]:
+    """The velocities by the names of their parameters; none without momentum."""
+    return {
+        name: optimizer.state[parameter]["momentum_buffer"]
+        for name, parameter in model.named_parameters()
+        if parameter in optimizer.state
+    }

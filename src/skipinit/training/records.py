@@ -1,6 +1,4 @@
-"""What is known of a training run, as plain data: a record of every epoch, the trial, and what happens to
-it.
-"""
+"""What is known of a run, as plain data: a record of every epoch, the trial, the events of its training."""
 
 from __future__ import annotations
 
@@ -60,6 +58,8 @@ class Trial:
     id: str
     config: TrainConfig
     state: State = "pending"
+    step: int | None = None
+    """Steps taken; of a diverged trial the step, from 0, whose loss was not finite."""
     reason: str | None = None
     traceback: str | None = None
     classes: int | None = None
@@ -112,20 +112,21 @@ class Kept:
 
 @dataclass(frozen=True)
 class Finished:
-    """A trial has its result."""
+    """A trial has its result after so many steps."""
 
     id: str
     last: EpochRecord
+    step: int
     seconds: float
 
 
 @dataclass(frozen=True)
 class Diverged:
-    """A trial went non-finite after its epoch `last`, if it came that far: a result too."""
+    """A trial's loss was not finite at a step after its epoch `last`, if it came that far: a result too."""
 
     id: str
     last: EpochRecord | None
-    reason: str
+    step: int
     seconds: float
 
 
@@ -142,4 +143,5 @@ class Failed:
 Event = Started | Recorded | Kept | Finished | Diverged | Failed
 
 
-Tell = Callable[[Event], None]
+Emit = Callable[[Event], None]
+"""Takes an event: records it here, or sends it to the process that does."""

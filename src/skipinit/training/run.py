@@ -4,30 +4,29 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from ..config import TrainConfig
 from ..data.augment import mix
-from ..errors import ConfigError
+from ..errors import ConfigError, DataError
 from ..nets.blocks import ResidualNet
 from ..nets.create import build
 from ..nets.layers import Dropout
 from ..nets.merges import GhostBatchNorm2d
 from .optimizer import learning_rates, make_optimizer, momentum_buffers
 from .records import EpochRecord
+from .sources import Source, summed_cross_entropy
 from .world import RunningStatistics, World
 
 if TYPE_CHECKING:
     from .kernels.bfloat16 import RoundedWeights
-    from .sources import Source
 
 
 _MOST_SHAPES = 64
@@ -153,11 +152,6 @@ class Run:
         """Steps taken, on the host; waits for the device."""
         return int(self.step)
 
-    @staticmethod
-    def position_of(state: dict[str, Any]) -> int:
-        """Steps that a run with this state has taken."""
-        return int(state["tensors"][-2])
-
     @property
     def total_steps(self) -> int:
         """Steps of the whole run."""
@@ -165,30 +159,51 @@ class Run:
 
     def changing_tensors(self) -> list[Tensor]:
         """Everything on the device that a step changes."""
-        state = self.model.state_dict().values()
-        return [*state, *momentum_buffers(self.optimizer), self.step, self.losses]
+        momentum = momentum_buffers(self.model, self.optimizer)
+        return [*self.model.state_dict().values(), *momentum.values(), self.step, self.losses]
 
     def state(self) -> dict[str, Any]:
-        """All that a resumed run needs, as tensors and plain values."""
+        """All that a resumed run needs, by name, as tensors and plain values."""
         return {
-            "tensors": [tensor.cpu() for tensor in self.changing_tensors()],
-            "device": self.world.device.type,
-            "generator": self.generator.get_state(),
+            "model": _on_cpu(self.model.state_dict()),
+            "momentum": _on_cpu(momentum_buffers(self.model, self.optimizer)),
+            "step": self.position,
+            "losses": self.losses.cpu(),
+            "generator": {"device": self.world.device.type, "state": self.generator.get_state()},
             "records": [asdict(record) for record in self.records],
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go back to a state; from another kind of device only where there is no dropout to go on with."""
-        if state["device"] == self.world.device.type:
-            self.generator.set_state(state["generator"])
+        device, generator = state["generator"]["device"], state["generator"]["state"]
+        if device == self.world.device.type:
+            self.generator.set_state(generator)
         elif self.dropouts:
             raise ConfigError(
-                f"this run has dropout and was begun on {state['device']}, whose random numbers "
-                f"{self.world.device.type} cannot go on with; use --device {state['device']}"
+                f"this run has dropout and was begun on {device}, whose random numbers "
+                f"{self.world.device.type} cannot go on with; use --device {device}"
             )
-        for tensor, saved in zip(self.changing_tensors(), state["tensors"], strict=True):
-            tensor.copy_(saved)
+        self.restore_network(state)
+        _copy(state["momentum"], momentum_buffers(self.model, self.optimizer))
+        self.step.fill_(state["step"])
+        self.losses.copy_(state["losses"])
         self.records = [EpochRecord(**record) for record in state["records"]]
+
+    def restore_network(self, state: dict[str, Any]) -> None:
+        """Only its network: a generator's state belongs to the kind of device that the run was on."""
+        _copy(state["model"], self.model.state_dict())
+
+
+def _on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.cpu() for name, tensor in tensors.items()}
+
+
+def _copy(saved: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
+    """In place, because a captured graph holds these very tensors."""
+    if odd := sorted(saved.keys() ^ tensors.keys()):
+        raise DataError(f"it is of another network: {odd[0]} is on one side only")
+    for name, tensor in tensors.items():
+        tensor.copy_(saved[name])
 
 
 def _share_gradients(model: nn.Module) -> nn.Module:
@@ -199,11 +214,6 @@ def _share_gradients(model: nn.Module) -> nn.Module:
         # Newer torch has another name for it, which 2.11 does not know.
         warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
         return DistributedDataParallel(model, broadcast_buffers=False)
-
-
-def summed_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """The loss in float32, whatever the precision of the network."""
-    return F.cross_entropy(logits.float(), labels, reduction="sum")
 
 
 def _mean_loss(logits: Tensor, labels: Tensor, batch_size: int) -> Tensor:

@@ -1,28 +1,33 @@
-"""The data of a pack of runs: training batches for each run, and both splits to score on.
+"""The data of a pack of runs, on the device or in folders: training batches of each run, scores of a split.
 
-A source has a host side, `begin` and `fetch`, and a device side, `batch`, which only reads and writes
-tensors that stay where they are, so that a CUDA graph can replay it.
+A source of batches has a host side, `begin` and `fetch`, and a device side, `batch`, which only reads and
+writes tensors that stay where they are, so that a CUDA graph can replay it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from ..config import TrainConfig
 from ..data.augment import crop_flip, epoch_plan, standardize
 from ..data.catalog import DataSet, describe
 from ..data.images import ImageSet, load
-from ..data.photographs import CentreCrop, ImageFolder, RandomCrop, Split, folder_batches, open_folder
+from ..data.photographs import SIZE, CentreCrop, RandomCrop, Split, folder_batches, open_folder
 from ..errors import ConfigError
-from ..nets.architectures import find_architecture
-from .run import Run, summed_cross_entropy
 from .world import World
 
+if TYPE_CHECKING:
+    from .run import Run
+
 Batch = tuple[Tensor, Tensor]
+
+_SCORED_AT_ONCE = 2000
+_DECODED_AT_ONCE = 100
 
 
 class Source(Protocol):
@@ -40,8 +45,120 @@ class Source(Protocol):
         """Standardized, augmented images and their labels at a step of the run."""
 
 
-def steps_per_epoch(examples: int, config: TrainConfig) -> int:
-    """Whole batches only: the last partial one is dropped in training."""
+class Data(Protocol):
+    """A data set, opened once for all runs of a pack."""
+
+    on_device: bool
+    """Whether scoring is device work alone, so that a CUDA graph can hold it."""
+    micro_batch: int
+    """Examples at once, at most."""
+    train_size: int
+    test_size: int
+
+    def source(self, config: TrainConfig, world: World) -> Source:
+        """Training batches of one run."""
+
+    def score_test(self, run: Run) -> Tensor:
+        """Summed cross entropy and number of right answers over the test split."""
+
+    def score_train(self, run: Run) -> Tensor:
+        """The same over the training split, unaugmented."""
+
+
+def open_data(name: str, device: torch.device) -> Data:
+    """A data set by name, or a folder of photographs by path."""
+    entry = describe(name)
+    return DeviceImages(entry, load(name, device)) if entry.in_memory else Photographs(name)
+
+
+class DeviceImages:
+    """Images that live on the device."""
+
+    on_device = True
+
+    def __init__(self, entry: DataSet, images: ImageSet) -> None:
+        self.entry, self.images, self.micro_batch = entry, images, entry.micro_batch
+        self.train_size, self.test_size = len(images.train_labels), len(images.test_labels)
+
+    def source(self, config: TrainConfig, world: World) -> Source:
+        """Batches gathered by the plan of the epoch."""
+        return _DeviceSource(self, config, world)
+
+    def score_test(self, run: Run) -> Tensor:
+        """Over the test split."""
+        return self._score(run, self.images.test_images, self.images.test_labels)
+
+    def score_train(self, run: Run) -> Tensor:
+        """Over the training split."""
+        return self._score(run, self.images.train_images, self.images.train_labels)
+
+    def _score(self, run: Run, images: Tensor, labels: Tensor) -> Tensor:
+        mine = (run.world.share(tensor).split(_SCORED_AT_ONCE) for tensor in (images, labels))
+        return _score(run, zip(*mine, strict=True))
+
+
+class Photographs:
+    """Image files in folders, decoded by worker processes."""
+
+    on_device = False
+
+    def __init__(self, name: str) -> None:
+        self.folder = open_folder(name)
+        self.micro_batch = describe(name).micro_batch
+        self.train_size, self.test_size = len(self.folder.train), len(self.folder.test)
+
+    def source(self, config: TrainConfig, world: World) -> Source:
+        """Batches decoded ahead of the device."""
+        return _DecodedSource(self, config, world)
+
+    def score_test(self, run: Run) -> Tensor:
+        """Over the validation folder: the centre of each picture."""
+        return self._score(run, self.folder.test)
+
+    def score_train(self, run: Run) -> Tensor:
+        """Over the training folder."""
+        return self._score(run, self.folder.train)
+
+    def _score(self, run: Run, split: Split) -> Tensor:
+        rows = run.world.share(torch.arange(len(split))).split(_DECODED_AT_ONCE)
+        return _score(run, folder_batches(split, [row.tolist() for row in rows], CentreCrop()))
+
+
+@torch.no_grad()
+def _score(run: Run, batches: Iterator[Batch]) -> Tensor:
+    """Summed cross entropy and number of right answers of this process's part of a split."""
+    device = run.world.device
+    run.prepare_weights()
+    score = torch.zeros(2, device=device, dtype=torch.float64)
+    for images, labels in batches:
+        with run.arithmetic():
+            logits = run.model(_as_device_likes(standardize(images.to(device)))).float()
+        here = labels.to(device)
+        loss = summed_cross_entropy(logits, here)
+        right = (logits.argmax(1) == here).sum()
+        score += torch.stack([loss, right.to(loss.dtype)])
+    return score
+
+
+def summed_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """The loss in float32, whatever the precision of the network."""
+    return F.cross_entropy(logits.float(), labels, reduction="sum")
+
+
+def _steps_per_epoch(data: Data, config: TrainConfig, channels: int, classes: int) -> int:
+    """Whole batches only: the last partial one is dropped in training. Refuses a network that does not fit.
+
+    A label beyond the classifier would end the run in an index error, or the device in an assertion.
+    """
+    model, examples = config.model, data.train_size
+    if model.in_channels != channels:
+        raise ConfigError(
+            f"in_channels {model.in_channels} does not fit {config.data}; it must be {channels}"
+        )
+    if model.num_classes is None or model.num_classes < classes:
+        raise ConfigError(
+            f"num_classes {model.num_classes} is too few for {config.data}; it must be {classes} or more"
+        )
     if config.batch_size > examples:
         raise ConfigError(
             f"batch_size {config.batch_size} is larger than the {examples} training examples of {config.data}"
@@ -49,27 +166,14 @@ def steps_per_epoch(examples: int, config: TrainConfig) -> int:
     return examples // config.batch_size
 
 
-def _check_fit(config: TrainConfig, channels: int, classes: int) -> None:
-    """A label beyond the classifier would end the run in an index error, or the device in an assertion."""
-    model = config.model
-    outputs = model.num_classes or find_architecture(model.name).num_classes
-    if model.in_channels != channels:
-        raise ConfigError(
-            f"in_channels {model.in_channels} does not fit {config.data}; it must be {channels}"
-        )
-    if outputs < classes:
-        raise ConfigError(f"num_classes {outputs} is too few for {config.data}; it must be {classes} or more")
-
-
-class DeviceSource:
+class _DeviceSource:
     """Batches gathered from images that live on the device, by the plan of the epoch."""
 
-    def __init__(self, data: ImageSet, entry: DataSet, config: TrainConfig, world: World) -> None:
-        _check_fit(config, entry.shape[0], entry.num_classes)
-        self.images, self.labels = data.train_images, data.train_labels
-        self.steps_per_epoch = steps_per_epoch(len(self.labels), config)
+    def __init__(self, data: DeviceImages, config: TrainConfig, world: World) -> None:
+        self.images, self.labels = data.images.train_images, data.images.train_labels
+        self.steps_per_epoch = _steps_per_epoch(data, config, data.entry.shape[0], data.entry.num_classes)
         self.config = config
-        self.padding, self.flips = (entry.padding, entry.flip) if config.augment else (0, False)
+        self.padding, self.flips = (data.entry.padding, data.entry.flip) if config.augment else (0, False)
         device = self.images.device
         self.plan = torch.zeros(4, len(self.labels), dtype=torch.int64, device=device)
         self.places = world.share(torch.arange(config.batch_size, device=device))
@@ -98,30 +202,29 @@ class DeviceSource:
         return _as_device_likes(images), self.labels[order]
 
 
-class FolderSource:
+class _DecodedSource:
     """Batches of photographs, decoded by worker processes ahead of the device."""
 
-    def __init__(self, data: ImageFolder, config: TrainConfig, world: World) -> None:
-        _check_fit(config, 3, data.num_classes)
-        self.data, self.config, self.world = data, config, world
-        self.steps_per_epoch = steps_per_epoch(len(data.train), config)
+    def __init__(self, data: Photographs, config: TrainConfig, world: World) -> None:
+        self.split, self.config, self.world = data.folder.train, config, world
+        self.steps_per_epoch = _steps_per_epoch(data, config, 3, data.folder.num_classes)
         self.arriving: Iterator[Batch] = iter(())
         local = config.batch_size // world.size
-        shape = (local, 3, 224, 224)
+        shape = (local, 3, SIZE, SIZE)
         self.images = torch.zeros(shape, dtype=torch.uint8, device=world.device)
         self.labels = torch.zeros(local, dtype=torch.int64, device=world.device)
 
     def begin(self, epoch: int, step: int) -> None:
         """Start decoding this epoch's batches from a step on."""
         size = self.config.batch_size
-        order = epoch_plan(self.config.seed, epoch, len(self.data.train)).order
+        order = epoch_plan(self.config.seed, epoch, len(self.split)).order
         rows = [
             self.world.share(order[first * size : (first + 1) * size]).tolist()
             for first in range(step, self.steps_per_epoch)
         ]
         crops = RandomCrop(self.config.seed, epoch) if self.config.augment else CentreCrop()
         on_gpu = self.world.device.type == "cuda"
-        self.arriving = folder_batches(self.data.train, rows, crops, pin_memory=on_gpu)
+        self.arriving = folder_batches(self.split, rows, crops, pin_memory=on_gpu)
 
     def fetch(self) -> None:
         """Copy the next decoded batch to the device."""
@@ -137,97 +240,3 @@ class FolderSource:
 def _as_device_likes(images: Tensor) -> Tensor:
     """A GPU's tensor cores read channels last."""
     return images.contiguous(memory_format=torch.channels_last) if images.is_cuda else images
-
-
-_BATCH = 2000
-
-
-_FOLDER_BATCH = 100
-
-
-def score_images(run: Run, images: Tensor, labels: Tensor) -> Tensor:
-    """Summed cross entropy and number of right answers, over images on the device; capturable."""
-    share = run.world.share
-    run.prepare_weights()
-    score = torch.zeros(2, device=labels.device, dtype=torch.float64)
-    for some, their_labels in zip(share(images).split(_BATCH), share(labels).split(_BATCH), strict=True):
-        score += _score(run, some, their_labels)
-    return score
-
-
-def score_folder(run: Run, split: Split) -> Tensor:
-    """The same over image files: the whole picture's centre."""
-    device = run.world.device
-    run.prepare_weights()
-    rows = run.world.share(torch.arange(len(split))).split(_FOLDER_BATCH)
-    score = torch.zeros(2, device=device, dtype=torch.float64)
-    for images, labels in folder_batches(split, [row.tolist() for row in rows], CentreCrop()):
-        score += _score(run, images.to(device), labels.to(device))
-    return score
-
-
-@torch.no_grad()
-def _score(run: Run, images: Tensor, labels: Tensor) -> Tensor:
-    prepared = standardize(images)
-    if prepared.is_cuda:
-        prepared = prepared.contiguous(memory_format=torch.channels_last)
-    with run.arithmetic():
-        logits = run.model(prepared).float()
-    loss = summed_cross_entropy(logits, labels)
-    right = (logits.argmax(1) == labels).sum()
-    return torch.stack([loss, right.to(loss.dtype)])
-
-
-class DeviceData:
-    """Images that live on the device."""
-
-    on_device = True
-
-    def __init__(self, name: str, device: torch.device) -> None:
-        self.entry = describe(name)
-        self.micro_batch = self.entry.micro_batch
-        self.images = load(name, device)
-        self.train_size, self.test_size = len(self.images.train_labels), len(self.images.test_labels)
-
-    def source(self, config: TrainConfig, world: World) -> DeviceSource:
-        """Training batches of one run."""
-        return DeviceSource(self.images, self.entry, config, world)
-
-    def score_test(self, run: Run) -> Tensor:
-        """Summed loss and right answers over the test set."""
-        return score_images(run, self.images.test_images, self.images.test_labels)
-
-    def score_train(self, run: Run) -> Tensor:
-        """Summed loss and right answers over the training set, unaugmented."""
-        return score_images(run, self.images.train_images, self.images.train_labels)
-
-
-class FolderData:
-    """Photographs in folders."""
-
-    on_device = False
-
-    def __init__(self, name: str) -> None:
-        self.folder = open_folder(name)
-        self.micro_batch = describe(name).micro_batch
-        self.train_size, self.test_size = len(self.folder.train), len(self.folder.test)
-
-    def source(self, config: TrainConfig, world: World) -> FolderSource:
-        """Training batches of one run."""
-        return FolderSource(self.folder, config, world)
-
-    def score_test(self, run: Run) -> Tensor:
-        """Summed loss and right answers over the validation folder."""
-        return score_folder(run, self.folder.test)
-
-    def score_train(self, run: Run) -> Tensor:
-        """Summed loss and right answers over the training folder, unaugmented."""
-        return score_folder(run, self.folder.train)
-
-
-Data = DeviceData | FolderData
-
-
-def open_data(name: str, device: torch.device) -> Data:
-    """A data set by name, or a folder of photographs by path."""
-    return DeviceData(name, device) if describe(name).in_memory else FolderData(name)

@@ -26,6 +26,11 @@ class World:
     size: int = 1
 
     @property
+    def device_name(self) -> str:
+        """`cpu`, or what the GPU calls itself."""
+        return torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
+
+    @property
     def leads(self) -> bool:
         """Whether this process writes files and prints."""
         return self.rank == 0

@@ -1,0 +1,155 @@
+"""How values are written and read: 2^-2, 90s, 8x3x224x224, `true`; the one place that does either.
+
+Nothing here imports torch: the command line reads its arguments and prints its tables without it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+from .errors import ConfigError
+
+
+def read_value(name: str, value: object, hint: Any, within: str = "") -> Any:
+    """What a text, or a value, stands for, in the one type that `hint` has for it.
+
+    Args:
+        name: of what is read, for the error.
+        value: a text such as `2^-2`, or a value as Python and TOML have them.
+        hint: the type of an option.
+        within: what else must hold, for the error.
+    """
+    return _first_that_fits(name, value, hint, within, _read_text if isinstance(value, str) else _check)
+
+
+def check_value(name: str, value: object, hint: Any, within: str = "") -> Any:
+    """`value` in the one type that `hint` has for it: 1 and 1.0 are the same number, "1" is none."""
+    return _first_that_fits(name, value, hint, within, _check)
+
+
+def _first_that_fits(
+    name: str, value: object, hint: Any, within: str, convert: Callable[[Any, Any], object]
+) -> Any:
+    for kind in kinds_of(hint):
+        try:
+            return convert(kind, value)
+        except (ValueError, OverflowError):
+            continue
+    raise ConfigError(f"{name} {value!r} is not allowed; it must be {allowed(hint)}{within}")
+
+
+def allowed(hint: Any) -> str:
+    """What a value of this type may be, in words."""
+    kinds = [kind for kind in kinds_of(hint) if kind is not NoneType]
+    return " or ".join(_WORDS.get(kind) or _describe(kind) for kind in kinds)
+
+
+@cache
+def kinds_of(hint: Any) -> tuple[Any, ...]:
+    """The types that `hint` joins; text takes anything, so it comes last."""
+    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    return tuple(sorted(kinds, key=lambda kind: kind is str))
+
+
+_WORDS: dict[Any, str] = {
+    int: "a whole number", float: "a finite number", bool: "true or false", str: "text", NoneType: "none",
+}  # fmt: skip
+
+
+def _describe(kind: Any) -> str:
+    if get_origin(kind) is tuple:
+        *most, last = map(str, get_args(get_args(kind)[0]))
+        return f"a tuple out of {', '.join(most)} and {last}"
+    choices = get_args(kind)
+    return f'"{choices[0]}"' if len(choices) == 1 else f"one of {', '.join(choices)}"
+
+
+def _read_text(kind: Any, text: str) -> object:
+    """What `text` stands for as a `kind`; ValueError where it is none."""
+    text = text.strip()
+    if kind in (int, float):
+        return _check(kind, number_of(text))
+    if kind is bool:
+        return {"true": True, "false": False}[text] if text in ("true", "false") else _check(kind, text)
+    if kind is NoneType and text == "none":
+        return None
+    if get_origin(kind) is tuple:
+        return _check(kind, [number_of(part) for part in text.split("+")])
+    return _check(kind, text)
+
+
+def _check(kind: Any, value: object) -> object:
+    """`value` as a `kind`; ValueError where it is none."""
+    whole = isinstance(value, int) and not isinstance(value, bool)  # True is no number
+    if kind is int and whole:
+        return value
+    if kind is float and (whole or isinstance(value, float)) and math.isfinite(number := float(value)):  # type: ignore[arg-type]
+        return number + 0.0  # -0.0 becomes 0.0: they are equal, so they must look equal
+    if kind in (bool, str, NoneType) and isinstance(value, kind) and value != "":
+        return value
+    if get_origin(kind) is Literal and (whole or isinstance(value, str)) and value in get_args(kind):
+        return value
+    if get_origin(kind) is tuple and isinstance(value, list | tuple):
+        return tuple(_check(get_args(kind)[0], part) for part in value)
+    raise ValueError(value)
+
+
+def number_of(text: str) -> int | float:
+    """A decimal number, or 2^n; ValueError where it is neither."""
+    if power := re.fullmatch(r"2\^(-?\d{1,4})", text):
+        exponent = int(power[1])
+        return 2**exponent if exponent >= 0 else math.ldexp(1.0, exponent)
+    return int(text) if re.fullmatch(r"[+-]?\d{1,18}", text) else float(text)
+
+
+def read_seconds(text: str) -> float:
+    """A time limit: 90s, 9m, 2h."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|h)?", text)
+    if found is None:
+        raise ConfigError(f"time limit {text!r} is not allowed; write it as 90s, 9m or 2h")
+    return float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2] or "s"]
+
+
+def read_shape(text: str) -> tuple[int, ...]:
+    """The shape of a tensor: 8x3x224x224."""
+    sizes = text.lower().split("x")
+    if not all(size.isdigit() and int(size) > 0 for size in sizes):
+        raise ConfigError(f"{text!r} is not a shape; write it like 8x3x224x224")
+    return tuple(int(size) for size in sizes)
+
+
+def rate_text(lr: float) -> str:
+    """A learning rate as the paper writes it: a power of two where it is one."""
+    mantissa, exponent = math.frexp(lr)
+    return f"2^{exponent - 1}" if mantissa == 0.5 else f"{lr:g}"
+
+
+def rates_text(rates: Sequence[float]) -> str:
+    """Several rates in few words."""
+    if len(rates) < 2:
+        return f"rate {', '.join(map(rate_text, rates))}" if rates else "rates not known"
+    return f"{len(rates)} rates from {rate_text(min(rates))} to {rate_text(max(rates))}"
+
+
+def duration_text(seconds: float) -> str:
+    """45 s, 3 min 20 s, 2 h 5 min, 12 d."""
+    minutes, whole = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours >= 48:
+        return f"{hours / 24:,.0f} d"
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {whole} s" if minutes else f"{whole} s"
+
+
+def bytes_text(count: int) -> str:
+    """In GiB or MiB."""
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
+
+
+def count_text(number: int, what: str) -> str:
+    """1 epoch, 2 epochs."""
+    return f"{number:,} {what}{'s' * (number != 1)}"

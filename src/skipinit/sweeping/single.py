@@ -1,0 +1,315 @@
+"""Training one run: a sweep of one, in a folder that a person can read as well.
+
+The store and its checkpoint are what a run is resumed from. Written from them, for people and their tools:
+
+- config.json: the config, with the machine and versions that began it
+- metrics.jsonl: a line per epoch
+- result.json: how it ended
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..config import TrainConfig, to_dict
+from ..data.catalog import describe
+from ..errors import ConfigError, DataError, SkipinitError
+from ..files import append_whole, write_whole
+from ..training.checkpoint import Checkpoints
+from ..training.control import Bar, Stop, steps_bar, stopped_by_signals
+from ..training.loop import train_together
+from ..training.protocol import identity, settle
+from ..training.records import Diverged, Emit, EpochRecord, Event, Finished, Recorded, Started, TrainResult
+from ..training.run import Run
+from ..training.world import World, find_device, open_world
+from .engine import Keeper
+from .store import FILE, Store, Writer, open_store, open_writer
+from .trainer import Reporter, Workplace
+
+
+def train(
+    config: TrainConfig,
+    out: str | Path | None = None,
+    *,
+    device: str = "auto",
+    micro_batch: int | None = None,
+    checkpoint_seconds: float = 30.0,
+    tensorboard: bool = False,
+    progress: bool = True,
+    stop: Stop | None = None,
+) -> TrainResult:
+    """Train to the end, or resume what the folder `out` holds; a finished run is only read.
+
+    Non-finite losses end a run with state "diverged"; SIGTERM and Ctrl-C end it "stopped", with a checkpoint.
+
+    Args:
+        config: the run; `make_train_config` fills in the protocol's defaults.
+        out: folder for everything the run leaves; without it nothing is written, nothing can be resumed.
+        device: `auto`, `cpu`, `cuda` or `cuda:N`.
+        micro_batch: examples on the device at once; a batch is accumulated from as many as it takes.
+        checkpoint_seconds: least time between two checkpoints, which are written at the end of an epoch.
+        tensorboard: also write TensorBoard events into the folder (extra `tensorboard`).
+        progress: show a bar where standard error is a terminal.
+        stop: asks for an early end; by default only signals do.
+    """
+    if tensorboard and out is None:
+        raise ConfigError("TensorBoard events need a folder; give out as well")
+    if micro_batch is not None and micro_batch < 1:
+        raise ConfigError(f"micro_batch {micro_batch} is not allowed; it must be 1 or more")
+    config, stop, folder = settle(config), stop or Stop(), None if out is None else Path(out)
+    with ExitStack() as stack:
+        world = stack.enter_context(open_world(device))
+        stack.enter_context(_lost_processes_explained(world))
+        stack.enter_context(stopped_by_signals(stop))
+        if folder and (ended := _ended(folder, config)):
+            return ended
+        # A config that cannot be built must not claim the folder: the corrected command would be refused.
+        place = Workplace(world)
+        run = place.make_run(config, micro_batch)
+        bar = stack.enter_context(steps_bar(run.total_steps, shown=progress and world.leads))
+        emit: Emit = _discard
+        if folder and world.leads:
+            emit = stack.enter_context(_recorded_in(folder, config, tensorboard))
+        world.wait()
+        checkpoints = None if folder is None else Checkpoints(folder / "checkpoints")
+        state, seconds = checkpoints.load(identity(config)) if checkpoints else (None, 0.0)
+        keeps = emit is not _discard
+        reporter = _BarReporter(emit, checkpoint_seconds if keeps else float("inf"), keeps, bar)
+        reporter.start(config, place.provenance, state, seconds)
+        if checkpoints and state is not None:
+            with checkpoints.blamed(identity(config)):
+                run.restore(state)
+        bar.update(run.position, "training")
+        train_together([run], place.data(config.data), reporter, stop)
+        return _result(run, reporter)
+
+
+def _discard(event: Event) -> None:
+    """Without a folder, and in all processes but the first, nothing is written."""
+
+
+class _BarReporter(Reporter):
+    """Also moves the bar, step by step."""
+
+    def __init__(self, emit: Emit, checkpoint_seconds: float, keep_last: bool, bar: Bar) -> None:
+        super().__init__(emit, checkpoint_seconds, keep_last)
+        self.bar = bar
+
+    def advanced(self, runs: Sequence[Run], position: int) -> None:
+        """Move the bar."""
+        self.bar.update(position)
+
+    def recorded(self, run: Run, record: EpochRecord) -> None:
+        """Say how the epoch went."""
+        super().recorded(run, record)
+        self.bar.update(
+            record.epoch * run.source.steps_per_epoch,
+            f"epoch {record.epoch}/{run.config.epochs}: test accuracy {record.test_accuracy:.2f} %, "
+            f"training loss {record.train_loss:.4f}",
+        )
+
+
+def _result(run: Run, reporter: Reporter) -> TrainResult:
+    diverged_at = reporter.diverged_at.get(identity(run.config))
+    if diverged_at is not None:
+        return TrainResult("diverged", diverged_at, tuple(run.records))
+    finished = run.position == run.total_steps
+    return TrainResult("finished" if finished else "stopped", run.position, tuple(run.records))
+
+
+def _ended(folder: Path, config: TrainConfig) -> TrainResult | None:
+    """How this very run ended, if it did; refuses the folder of another."""
+    if not (folder / FILE).exists():
+        if (folder / "config.json").exists():
+            raise DataError(
+                f"{folder}: not a run that this version can resume (no {FILE}); choose another folder"
+            )
+        return None
+    with open_store(folder) as store:
+        _refuse_other(folder, store, config)
+        trial = store.trial(identity(config))
+        if trial is None or not trial.has_result:
+            return None
+        assert trial.step is not None, "a trial with a result has taken steps"
+        result = TrainResult(
+            "finished" if trial.state == "finished" else "diverged", trial.step, tuple(store.curve(trial.id))
+        )
+    if not (folder / "result.json").exists():  # killed before it was written
+        _write_result(folder, result)
+    return result
+
+
+def _refuse_other(folder: Path, store: Store, config: TrainConfig) -> None:
+    trials = store.trials()
+    if len(trials) > 1:
+        raise ConfigError(f"{folder} holds a sweep of {len(trials)} trials; choose another folder")
+    if not trials or trials[0].id == identity(config):
+        return
+    theirs, ours = _flat(to_dict(trials[0].config)), _flat(to_dict(config))
+    name = next(name for name in ours if ours[name] != theirs[name])
+    raise ConfigError(
+        f"{folder} holds another run: its {name} is {theirs[name]}, not {ours[name]}; choose another folder"
+    )
+
+
+def _flat(nested: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a config and of the model in it, by dotted name."""
+    model = {f"model.{name}": value for name, value in nested["model"].items()}
+    return model | {name: value for name, value in nested.items() if name != "model"}
+
+
+@contextmanager
+def _recorded_in(folder: Path, config: TrainConfig, tensorboard: bool) -> Iterator[Emit]:
+    """What keeps a run's events: the store and its checkpoint, then the files that people read."""
+    with open_writer(folder) as writer:
+        _refuse_other(folder, writer, config)
+        writer.add([config])
+        with steps_bar(0, shown=False) as hidden:
+            keeper = Keeper(writer, Checkpoints(folder / "checkpoints"), hidden, [config], keep_last=True)
+        files = _RunFiles(folder, writer, config, tensorboard)
+
+        def emit(event: Event) -> None:
+            keeper.take(event)
+            files.take(event)
+
+        yield emit
+
+
+class _RunFiles:
+    """config.json, metrics.jsonl, result.json and TensorBoard events, kept up to date with the store."""
+
+    def __init__(self, folder: Path, writer: Writer, config: TrainConfig, tensorboard: bool) -> None:
+        self.folder, self.writer, self.config = folder, writer, config
+        self.events = _SummaryWriter(folder / "tensorboard") if tensorboard else None
+
+    def take(self, event: Event) -> None:
+        """Write what an event adds."""
+        match event:
+            case Started(id, provenance, _, epochs_done):
+                content = {"config": to_dict(self.config), "began_on": asdict(provenance)}
+                if not (self.folder / "config.json").exists():
+                    write_whole(self.folder / "config.json", lambda file: file.write(_line(content)))
+                lines = b"".join(_line(asdict(record)) for record in self.writer.curve(id))
+                write_whole(self.folder / "metrics.jsonl", lambda file: file.write(lines))
+                if self.events:
+                    self.events.begin(epochs_done)
+            case Recorded(((_, record),)):
+                self._append(record)
+            case Finished(id, last, step, _):
+                self._append(last)
+                _write_result(self.folder, TrainResult("finished", step, tuple(self.writer.curve(id))))
+            case Diverged(id, _, step, _):
+                _write_result(self.folder, TrainResult("diverged", step, tuple(self.writer.curve(id))))
+
+    def _append(self, record: EpochRecord) -> None:
+        append_whole(self.folder / "metrics.jsonl", _line(asdict(record)))
+        if self.events:
+            self.events.add(record)
+
+
+def _write_result(folder: Path, result: TrainResult) -> None:
+    final = None if result.final is None else asdict(result.final)
+    content = {"state": result.state, "step": result.step, "final": final}
+    write_whole(folder / "result.json", lambda file: file.write(_line(content)))
+
+
+def _line(content: object) -> bytes:
+    return json.dumps(content).encode() + b"\n"
+
+
+class _SummaryWriter:
+    """Each record's numbers as TensorBoard events under their own names."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise ConfigError("TensorBoard is not installed; pip install 'skipinit[tensorboard]'") from None
+        self.folder, self.kind = folder, SummaryWriter
+
+    def begin(self, epochs_done: int) -> None:
+        """Take the curves up after so many epochs; later points of an earlier attempt go."""
+        self.writer = self.kind(str(self.folder), purge_step=epochs_done + 1)
+
+    def add(self, record: EpochRecord) -> None:
+        """One point on each curve."""
+        for name, value in asdict(record).items():
+            if name != "epoch" and value is not None:
+                self.writer.add_scalar(name, value, record.epoch)
+        self.writer.flush()
+
+
+@contextmanager
+def _lost_processes_explained(world: World) -> Iterator[None]:
+    """Where another process of the job has died, say that in one line; its own error says why."""
+    try:
+        yield
+    except RuntimeError as error:
+        if world.size == 1 or not any(word in str(error) for word in ("gloo", "NCCL", "Connection closed")):
+            raise
+        raise SkipinitError(
+            f"process {world.rank} lost the others; see their error, then run the same command to go on"
+        ) from error
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What a network does on the test set."""
+
+    test_accuracy: float
+    """Percent."""
+    test_loss: float
+
+
+def evaluate(folder: str | Path, *, device: str = "auto") -> Evaluation:
+    """Measure the newest checkpoint of the run in a folder on the test set."""
+    place = Workplace(World(find_device(device)))
+    run = _open_run(Path(folder), place)
+    data = place.data(run.config.data)
+    run.model.eval()
+    loss, right = data.score_test(run).tolist()
+    return Evaluation(100 * right / data.test_size, loss / data.test_size)
+
+
+def export(folder: str | Path, out: str | Path, *, onnx: bool = False) -> None:
+    """Write a run's network as a folder for `from_pretrained`; with `onnx` also model.onnx (extra `onnx`)."""
+    out = Path(out)
+    if (out / FILE).exists():
+        raise ConfigError(f"{out} is the folder of a run and would lose its config.json; choose another")
+    run = _open_run(Path(folder), Workplace(World(find_device("cpu"))))
+    model = run.model.eval()
+    model.save_pretrained(out)
+    if not onnx:
+        return
+    example = torch.zeros(2, *describe(run.config.data).shape)
+    try:
+        torch.onnx.export(
+            model, (example,), out / "model.onnx", dynamo=True, dynamic_shapes=({0: "batch"},), verbose=False
+        )
+    except ImportError as error:
+        raise ConfigError(
+            f"ONNX export needs more packages ({error}); pip install 'skipinit[onnx]'"
+        ) from error
+
+
+def _open_run(folder: Path, place: Workplace) -> Run:
+    """The run in a folder, its network as the newest checkpoint left it."""
+    with open_store(folder) as store:
+        trials = store.trials()
+    if len(trials) != 1:
+        raise DataError(f"{folder}: {len(trials)} trials are there; give the folder of one run")
+    checkpoints = Checkpoints(folder / "checkpoints")
+    state, _ = checkpoints.load(trials[0].id)
+    if state is None:
+        raise DataError(f"{folder}: this run has no checkpoint; a run writes one as it goes and when it ends")
+    run = place.make_run(trials[0].config)
+    with checkpoints.blamed(trials[0].id):
+        run.restore_network(state)
+    return run

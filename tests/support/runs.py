@@ -1,0 +1,29 @@
+"""The folder of a lone run, as tests look into it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+FILES = {"config.json", "metrics.jsonl", "result.json", "sweep.sqlite", "sweep.lock", "checkpoints"}
+"""What a run leaves behind, in good order."""
+
+
+def checkpoint(folder: Path) -> Path:
+    """The run's one checkpoint."""
+    (path,) = (folder / "checkpoints").iterdir()
+    return path
+
+
+def state(folder: Path) -> dict[str, Any]:
+    """What the checkpoint holds of the run."""
+    return torch.load(checkpoint(folder), weights_only=True)["run"]
+
+
+def tensors(saved: dict[str, Any]) -> dict[str, Tensor]:
+    """Weights, running averages, momentum and losses of a state, by name."""
+    parts = {f"{part}.{name}": value for part in ("model", "momentum") for name, value in saved[part].items()}
+    return parts | {"losses": saved["losses"]}
