@@ -14,7 +14,7 @@ from skipinit.cli import demo as command
 from skipinit.paper.presets import PRESETS, Effort
 from skipinit.paper.published import Address, find_exhibit
 from skipinit.paper.recipes import RECIPES
-from skipinit.report.tables import ResultTable, make_table
+from skipinit.reporting.tables import ResultTable, make_table
 from support.report_worlds import make_collection, trials
 
 

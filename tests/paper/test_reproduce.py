@@ -18,7 +18,7 @@ from skipinit.paper.presets import PRESETS
 from skipinit.paper.published import exhibits
 from skipinit.paper.recipes import RECIPES, Order, find_recipes, make_grid, plan_exhibit
 from skipinit.paper.theory_figures import FIGURES, measure_probes
-from skipinit.report.page import make_page
+from skipinit.reporting.page import make_page
 
 PAPER = Order(PRESETS["paper"])
 

@@ -15,7 +15,7 @@ from ..paper.published import find_exhibit
 from ..paper.recipes import RECIPES, Order
 
 if TYPE_CHECKING:
-    from ..report.tables import ResultTable, Row
+    from ..reporting.tables import ResultTable, Row
 
 _EXHIBIT = "table1"
 
@@ -32,8 +32,8 @@ def demo(seed: int = 0, out: Path = Path("demo")) -> int:
     """
     from ..paper.collect import collect
     from ..paper.reproduce import reproduce
-    from ..report.page import write_report
-    from ..report.tables import make_table
+    from ..reporting.page import write_report
+    from ..reporting.tables import make_table
 
     console, preset, started = Console(highlight=False), PRESETS["demo"], time.monotonic()
     console.print(f"{preset.about}. Everything goes into {out}.")

@@ -149,7 +149,7 @@ def report(folders: Folders = (), out: Path = Path("report.html")) -> None:
         out: The file to write; it needs nothing else, not even a network.
     """
     from ..paper.collect import collect
-    from ..report.page import write_report
+    from ..reporting.page import write_report
 
     write_report(collect(some_folders(folders)), out)
     print(out)

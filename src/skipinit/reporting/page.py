@@ -78,7 +78,7 @@ def write_report(collection: Collection, path: Path) -> None:
 def make_page(collection: Collection) -> str:
     """The page as text."""
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("skipinit.report", "template"),
+        loader=jinja2.PackageLoader("skipinit.reporting", "template"),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,

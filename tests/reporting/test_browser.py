@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from skipinit.report.page import make_page
+from skipinit.reporting.page import make_page
 from support.report_worlds import full_collection
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

@@ -13,8 +13,8 @@ from skipinit.errors import DataError
 from skipinit.paper.claims import CLAIMS
 from skipinit.paper.collect import Collection, collect
 from skipinit.paper.published import Address, exhibits, find_exhibit
-from skipinit.report.page import make_page, write_report
-from skipinit.report.tables import compare, make_table
+from skipinit.reporting.page import make_page, write_report
+from skipinit.reporting.tables import compare, make_table
 from skipinit.sweeping.exchange import export_results
 from skipinit.sweeping.store import open_store
 from support.report_worlds import full_collection, make_collection, trials, write_store
