@@ -4,37 +4,39 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
+from typing import get_args
 
 import jinja2
 import markupsafe
 
 from ..files import write_whole
 from ..paper.claims import CLAIMS
-from ..paper.claims.claim import Claim, State, Verdict
-from ..paper.collect import Collection
+from ..paper.claims.claim import ClaimState
+from ..paper.collect import Collection, JudgedClaim, collect
+from ..paper.exhibits import EXHIBITS, Exhibit
 from ..paper.presets import PRESETS
-from ..paper.published import Exhibit, exhibits
-from ..paper.recipes import RECIPES, Recipe
 from ..version import __version__
-from .curves import Kind, draw_probe, draw_sweep
+from .curves import draw_probe, draw_sweep
 from .tables import ResultTable, make_table
 
-STATES: tuple[State, ...] = ("does not hold", "holds", "not measured yet")
 
+def report(folders: str | Path | Iterable[str | Path], out: str | Path = "report.html") -> Path:
+    """Write one HTML file: tables, figures and claims of the paper beside what was measured.
 
-@dataclass(frozen=True)
-class JudgedClaim:
-    """A claim, where it stands, and who says so."""
+        >>> skipinit.report(["results", "results/wrn16_2-cifar10.jsonl"], "report.html")
+        PosixPath('report.html')
 
-    claim: Claim
-    state: State
-    verdicts: list[tuple[str, Verdict]]
-    command: str
-    """What measures it."""
+    Args:
+        folders: one or more that `reproduce` or `sweep` filled, or files that `store export` wrote.
+        out: the file to write; it loads nothing else, not even over the network.
+    """
+    path, html = Path(out), make_page(collect(folders))
+    write_whole(path, lambda file: file.write(html.encode()))
+    return path
 
 
 @dataclass(frozen=True)
@@ -50,11 +52,11 @@ class Picture:
 class Section:
     """One table or figure of the paper."""
 
-    recipe: Recipe
-    heading: str
+    exhibit: Exhibit
     tables: list[ResultTable]
     pictures: list[Picture]
     command: str
+    """What measures it."""
 
 
 @dataclass(frozen=True)
@@ -69,12 +71,6 @@ class Origin:
     seconds: float
 
 
-def write_report(collection: Collection, path: Path) -> None:
-    """Write the page; it appears whole or not at all."""
-    html = make_page(collection)
-    write_whole(path, lambda file: file.write(html.encode()))
-
-
 def make_page(collection: Collection) -> str:
     """The page as text."""
     environment = jinja2.Environment(
@@ -85,14 +81,16 @@ def make_page(collection: Collection) -> str:
         undefined=jinja2.StrictUndefined,
     )
     environment.filters["powers"] = _powers
-    claims = [_judge(claim, collection) for claim in CLAIMS.values()]
-    sections = [_section(recipe, collection) for recipe in RECIPES.values()]
+    judged = [collection.judge(claim) for claim in CLAIMS.values()]
+    sections = [_section(exhibit, collection) for exhibit in EXHIBITS.values()]
+    used = [cells[0].preset.name for cells in collection.sets.values()]
     return environment.get_template("page.html").render(
         version=__version__,
-        claims={state: [each for each in claims if each.state == state] for state in STATES},
+        claims={state: [each for each in judged if each.state == state] for state in get_args(ClaimState)},
+        commands={each.claim: _measuring(each) for each in judged},
         sections=sections,
         measured=[each for each in sections if each.tables or each.pictures],
-        presets=[preset for preset in PRESETS.values() if _is_used(preset.name, collection)],
+        presets=[preset for preset in PRESETS.values() if preset.name in used],
         origins=_origins(collection),
         states=Counter(trial.state for trial in collection.trials),
     )
@@ -106,50 +104,31 @@ def _powers(text: str) -> markupsafe.Markup:
     return markupsafe.Markup(raised)
 
 
-def command(recipe: str, preset: str) -> str:
-    """What makes a table or figure."""
-    return f"skipinit reproduce {recipe} --preset {preset} --out results"
+def _command(names: str, preset: str) -> str:
+    """What makes tables and figures."""
+    return f"skipinit reproduce {names} --preset {preset} --out results"
 
 
-def _is_used(preset: str, collection: Collection) -> bool:
-    return any(each.preset.name == preset for each in collection.sets)
+def _measuring(judged: JudgedClaim) -> str:
+    """The command that measures what a claim is about."""
+    read = CLAIMS[judged.claim].exhibits
+    names = [each.name for each in EXHIBITS.values() if {each.name, *each.probes} & {*read}]
+    return _command(" ".join(names), "paper")
 
 
-def _judge(claim: Claim, collection: Collection) -> JudgedClaim:
-    recipes = dict.fromkeys(
-        recipe.name
-        for exhibit in claim.exhibits
-        for recipe in RECIPES.values()
-        if exhibit in (*recipe.exhibits, *recipe.probes)
-    )
-    # Figure 6 is drawn from the runs of Figure 4.
-    names = " ".join(name for name in recipes if name != "figure6")
-    return JudgedClaim(claim, collection.state(claim), collection.verdicts(claim), command(names, "paper"))
+def _section(exhibit: Exhibit, collection: Collection) -> Section:
+    presets = [cells[0].preset.name for cells in collection.sets.values()] or ["quick"]
+    tables = [
+        table
+        for metric in exhibit.metrics
+        for cells in reversed(collection.sets.values())
+        if (table := make_table(exhibit, metric, cells))
+    ]
+    pictures = [*_probe_pictures(exhibit, collection), *_sweep_pictures(tables, collection)]
+    return Section(exhibit, tables, pictures, _command(exhibit.name, presets[-1]))
 
 
-def _heading(recipe: Recipe) -> str:
-    """`Table 1` of table1."""
-    return re.sub(r"(\d+)$", r" \1", recipe.name.capitalize())
-
-
-def _section(recipe: Recipe, collection: Collection) -> Section:
-    presets = list(dict.fromkeys(each.preset.name for each in collection.sets)) or ["quick"]
-    shown = [exhibits()[name] for name in recipe.exhibits]
-    return Section(
-        recipe,
-        _heading(recipe),
-        [table for exhibit in shown for table in _tables(exhibit, collection)],
-        [*_probe_pictures(recipe, collection), *_sweep_pictures(recipe, shown, collection)],
-        command(recipe.name, presets[-1]),
-    )
-
-
-def _tables(exhibit: Exhibit, collection: Collection) -> list[ResultTable]:
-    made = [make_table(exhibit, each) for each in reversed(collection.sets)]
-    return [table for table in made if table]
-
-
-def _probe_pictures(recipe: Recipe, collection: Collection) -> list[Picture]:
+def _probe_pictures(exhibit: Exhibit, collection: Collection) -> list[Picture]:
     return [
         Picture(
             f"Figure {name.removeprefix('figure')}",
@@ -157,22 +136,21 @@ def _probe_pictures(recipe: Recipe, collection: Collection) -> list[Picture]:
             f" · {probed.provenance['machine']} · commit {(probed.provenance['commit'] or 'unknown')[:12]}",
             [draw_probe(probed)],
         )
-        for name in recipe.probes
+        for name in exhibit.probes
         if name.startswith("figure") and (probed := collection.probes.get(name))
     ]
 
 
-def _sweep_pictures(recipe: Recipe, shown: Sequence[Exhibit], collection: Collection) -> list[Picture]:
-    kinds: tuple[Kind, ...] = ("rate",) if recipe.name == "figure6" else ("value", "rate")
-    pictures = []
-    for exhibit in shown:
-        for each in reversed(collection.sets):
-            if not exhibit.cells and (table := make_table(exhibit, each)):
-                id = f"{recipe.name}-{exhibit.name}-{each.preset.name}-{each.precision}"
-                title = f"{_heading(recipe)}: {exhibit.title} — {each.label}"
-                told = " · ".join([table.conditions, *table.failed])
-                pictures.append(Picture(title, told, draw_sweep(exhibit, each, id, kinds)))
-    return pictures
+def _sweep_pictures(tables: list[ResultTable], collection: Collection) -> list[Picture]:
+    return [
+        Picture(
+            f"{table.exhibit.label}: {table.title} — {table.label}",
+            " · ".join([table.conditions, *table.failed]),
+            draw_sweep(table.exhibit, table.metric, collection.sets[table.label], table.id),
+        )
+        for table in tables
+        if table.exhibit.curves
+    ]
 
 
 def _origins(collection: Collection) -> list[Origin]:
