@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 import skipinit
+from skipinit.config import ModelConfig
 from skipinit.errors import ConfigError, DataError
+from skipinit.paper import cells
 from skipinit.paper.claims import CLAIMS
-from skipinit.paper.collect import collect
+from skipinit.paper.collect import EARLIER_PROTOCOLS, Collection, collect
+from skipinit.reporting.tables import compare
 from skipinit.sweeping.exchange import export_results
 from skipinit.sweeping.store import open_store
-from support.made_up_trials import first_set, make_collection, trials, write_store
+from skipinit.training.protocol import make_train_config
+from skipinit.training.records import Trial
+from support.made_up_trials import first_set, made_up_trial, make_collection, trials, write_store
 
 
 def test_digits_do_not_say_what_holds_on_another_data_set() -> None:
@@ -83,3 +91,68 @@ def test_a_damaged_measurement_is_named(tmp_path: Path) -> None:
 def test_no_folder_is_refused() -> None:
     with pytest.raises(ConfigError, match="no folder given; name one or more"):
         skipinit.claims([])
+
+
+@pytest.fixture
+def _reflecting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Today's protocol, whatever it is, pads crops by reflection."""
+    monkeypatch.setattr(cells, "make_train_config", partial(make_train_config, crop_padding="reflect"))
+
+
+def padded_by_zeros(preset: str) -> Iterator[Trial]:
+    """Table 1 as published, under the earlier protocol."""
+    for each in trials(preset, names=("table1",)):
+        scores = (each.last.test_accuracy, each.last.train_loss) if each.last else None
+        yield made_up_trial(replace(each.config, crop_padding="zero"), scores)
+
+
+@pytest.mark.usefixtures("_reflecting")
+def test_an_earlier_protocol_says_who_trains_and_not_how_well() -> None:
+    earlier = make_collection(padded_by_zeros("reduced"))
+    assert {cell.earlier for cell in first_set(earlier)} == {"crops padded by zeros"}
+    trains = earlier.judge(CLAIMS["batchnorm-trains-at-any-depth"])
+    assert trains.state == "holds"
+    assert "depth 16 (crops padded by zeros): batchnorm 93.5" in trains.evidence["reduced"].words
+    assert "depth 1000 (after 1 epoch only, crops padded by zeros)" in trains.evidence["reduced"].words
+    assert earlier.judge(CLAIMS["alpha-one-fails-deep"]).state == "holds"
+    assert earlier.judge(CLAIMS["skipinit-slightly-below-batchnorm"]).state == "not measured yet"
+    assert earlier.judge(CLAIMS["batchnorm-rate-hardly-depends-on-depth"]).state == "not measured yet"
+
+
+@pytest.mark.usefixtures("_reflecting")
+def test_a_number_of_an_earlier_protocol_is_open() -> None:
+    for cell in first_set(make_collection(padded_by_zeros("paper"))):
+        published = cell.exhibit.cells[cell.method.name, cell.at]
+        found = compare(published, cell, cell.exhibit.metrics[0])
+        assert found.training == "agrees"
+        if cell.exhibit.name == "table1" and not published.failed:
+            assert (found.agreement, found.words) == ("open", "+0.0 points, crops padded by zeros")
+
+
+@pytest.mark.usefixtures("_reflecting")
+def test_a_result_of_todays_protocol_comes_before_earlier_ones() -> None:
+    def accuracies(collection: Collection) -> dict[str, float]:
+        return {
+            cell.earlier: cell.results["test_accuracy"].value
+            for cell in first_set(collection)
+            if (cell.exhibit.name, cell.method.name, cell.at) == ("table1", "batchnorm", 16)
+        }
+
+    today = list(trials("reduced", lambda _: (91.0, 0.1), names=("table1",)))
+    pending = [replace(each, state="pending", last=None) for each in today]
+    assert accuracies(make_collection(padded_by_zeros("reduced"), iter(today))) == {"": 91.0}
+    assert accuracies(make_collection(padded_by_zeros("reduced"), iter(pending))) == {
+        "crops padded by zeros": 93.5
+    }
+
+
+def test_an_earlier_protocol_is_a_change_to_a_config() -> None:
+    (zeros,) = EARLIER_PROTOCOLS
+    today = ModelConfig("wrn16_2", scheme="skipinit", classifier_init="lecun", projection="raw")
+    config = make_train_config(today, "cifar10", crop_padding="reflect", lr=0.5)
+    earlier = zeros.restate(config)
+    assert (earlier.crop_padding, earlier.model.classifier_init) == ("zero", "he")
+    assert earlier.model.projection == "activated"
+    assert replace(earlier, crop_padding="reflect", model=config.model) == config, "nothing else changes"
+    fixup = make_train_config(ModelConfig("resnet50_v1", scheme="fixup"), "imagenet")
+    assert zeros.restate(fixup).model == fixup.model, "what does not apply to a network stays"

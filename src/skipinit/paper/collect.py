@@ -32,6 +32,36 @@ INITIALIZATION = "initialization"
 
 
 @dataclass(frozen=True)
+class EarlierProtocol:
+    """A protocol that trials were trained under before today's: they say who trains, and not how well."""
+
+    reservation: str
+    """What it does otherwise, in words."""
+    options: Mapping[str, Any]
+    """Of the training, by name."""
+    network_options: Mapping[str, Any]
+    """Of the network; what is None there does not apply to it or has its own default, and stays."""
+
+    def restate(self, config: TrainConfig) -> TrainConfig:
+        """The same trial under this protocol."""
+        model = config.model
+        given = {
+            name: value for name, value in self.network_options.items() if getattr(model, name) is not None
+        }
+        return replace(config, model=replace(model, **given), **self.options)
+
+
+EARLIER_PROTOCOLS = (
+    EarlierProtocol(
+        "crops padded by zeros",
+        {"crop_padding": "zero"},
+        {"classifier_init": "he", "projection": "activated"},
+    ),
+)
+"""The most recent first."""
+
+
+@dataclass(frozen=True)
 class Probed:
     """What was measured of one figure's network at initialization."""
 
@@ -154,8 +184,14 @@ def sort_into_sets(trials: Iterable[Trial]) -> dict[str, tuple[ExhibitCell, ...]
 
 
 def _fill(cell: ExhibitCell, by_config: Mapping[TrainConfig, Sequence[Trial]]) -> ExhibitCell:
-    """The cell with the trials recorded of it."""
+    """The cell with the trials recorded of it, under an earlier protocol where today's has no result yet."""
     today = tuple(by_config.get(_shared(cell.config), ()))
+    if not any(trial.has_result for trial in today):
+        for protocol in EARLIER_PROTOCOLS:
+            config = protocol.restate(cell.config)
+            recorded = tuple(by_config.get(_shared(config), ()))
+            if any(trial.has_result for trial in recorded):
+                return replace(cell, config=config, recorded=recorded, earlier=protocol.reservation)
     return replace(cell, recorded=today)
 
 
