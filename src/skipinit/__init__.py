@@ -22,7 +22,11 @@ if TYPE_CHECKING:
     from .nets.layers import l2_parameters
     from .nets.merges import GhostBatchNorm2d
     from .nets.schemes import list_schemes
+    from .paper.claims.claim import Finding
+    from .paper.collect import JudgedClaim, claims
+    from .paper.reproduce import reproduce
     from .probing.measure import find_residual_adds, probe
+    from .reporting.page import report
     from .sweeping.engine import Outcome, sweep
     from .sweeping.results import results
     from .sweeping.single import Evaluation, evaluate, export, train
@@ -33,13 +37,16 @@ _HOME = {
     "ConfigError": "errors",
     "DataError": "errors",
     "Evaluation": "sweeping.single",
+    "Finding": "paper.claims.claim",
     "GhostBatchNorm2d": "nets.merges",
+    "JudgedClaim": "paper.collect",
     "ModelConfig": "config",
     "Outcome": "sweeping.engine",
     "SkipinitError": "errors",
     "TheoryConfig": "config",
     "TrainConfig": "config",
     "TrainResult": "training.records",
+    "claims": "paper.collect",
     "convert": "converting.convert",
     "create_model": "nets.create",
     "describe": "nets.describe",
@@ -52,6 +59,8 @@ _HOME = {
     "list_schemes": "nets.schemes",
     "make_train_config": "training.protocol",
     "probe": "probing.measure",
+    "report": "reporting.page",
+    "reproduce": "paper.reproduce",
     "results": "sweeping.results",
     "sweep": "sweeping.engine",
     "train": "sweeping.single",

@@ -11,25 +11,25 @@ import pytest
 from rich.console import Console
 
 from skipinit.cli import demo as command
+from skipinit.paper.cells import ExhibitCell
+from skipinit.paper.exhibits import EXHIBITS
 from skipinit.paper.presets import PRESETS, Effort
-from skipinit.paper.published import Address, find_exhibit
-from skipinit.paper.recipes import RECIPES
-from skipinit.report.tables import ResultTable, make_table
-from support.report_worlds import make_collection, trials
+from skipinit.reporting.tables import ResultTable, make_table
+from support.made_up_trials import Scores, make_collection, trials
 
 
 def table_of(sqrt2: float | None) -> ResultTable:
     """All as in the paper, but for one cell."""
     fails = {("skipinit alpha=1", 100), ("skipinit alpha=1", 1000), ("divide-sqrt2", 1000)}
 
-    def result(address: Address) -> tuple[float, float] | None:
-        if (address.method, address.at) == ("divide-sqrt2", 100):
+    def scores(cell: ExhibitCell) -> Scores:
+        place = cell.method.name, cell.at
+        if place == ("divide-sqrt2", 100):
             return None if sqrt2 is None else (sqrt2, 1.0)
-        return None if (address.method, address.at) in fails else (95.0, 0.1)
+        return None if place in fails else (95.0, 0.1)
 
-    made = make_collection(trials("demo", result, names=("table1",)))
-    (measured,) = made.sets
-    table = make_table(find_exhibit("table1"), measured)
+    (cells,) = make_collection(trials("demo", scores, names=("table1",))).sets.values()
+    table = make_table(EXHIBITS["table1"], "test_accuracy", cells)
     assert table
     return table
 
@@ -48,6 +48,7 @@ def test_twelve_cells_that_agree() -> None:
     assert text.count("✓") == 12
     assert "✗" not in text
     assert text.count("paper fails") == 3
+    assert "The accuracies themselves are not comparable" in text
     assert "95.0 ✓" in text
     assert "1000" in text
 
@@ -61,7 +62,7 @@ def test_a_cell_that_differs_is_named() -> None:
 def test_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     little = replace(PRESETS["demo"], depths={16: Effort(1, (0,))})
     monkeypatch.setitem(PRESETS, "demo", little)
-    monkeypatch.setitem(RECIPES, "figure2", replace(RECIPES["figure2"], probes=("figure2a",)))
+    monkeypatch.setitem(EXHIBITS, "figure2", replace(EXHIBITS["figure2"], probes=("figure2a",)))
     assert command.demo(seed=3, out=tmp_path / "demo") == 0
     text = capsys.readouterr().out
     assert re.search(r"[0-4] of 4 cells agree with the paper", text)

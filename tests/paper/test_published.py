@@ -2,35 +2,18 @@
 
 from __future__ import annotations
 
-import os
+import math
 import re
-from pathlib import Path
 
 import pytest
 
 from skipinit.errors import ConfigError
 from skipinit.nets.architectures import find_architecture
 from skipinit.nets.schemes import resolve
-from skipinit.paper.published import (
-    RATE_GRID,
-    Address,
-    BestRate,
-    Exhibit,
-    FailedCell,
-    Outcome,
-    SingleRunCell,
-    TunedCell,
-    exhibits,
-    find_exhibit,
-    published_measurements,
-)
-from skipinit.paper.recipes import METHODS
+from skipinit.paper.exhibits import EXHIBITS, METHODS, RATE_GRID, Exhibit, find_exhibits
+from skipinit.paper.measurements import BestRate, Result
 from skipinit.sweeping.results import Run, Trim, summarize
-
-PAPER = Path(os.environ.get("SKIPINIT_PAPER", Path(__file__).parents[3] / "shared" / "paper" / "paper.tex"))
-needs_paper = pytest.mark.skipif(
-    not PAPER.is_file(), reason="the paper's source is not here; set SKIPINIT_PAPER"
-)
+from support.paper_source import PAPER, needs_paper
 
 # Headings of the tables, without spaces, as the source writes them.
 HEADINGS = {
@@ -123,18 +106,24 @@ def tuned(value: str, rate: str) -> Numbers:
     return (float(mean), float(spread), *exponents)
 
 
-def as_numbers(cell: TunedCell | SingleRunCell | FailedCell) -> Numbers:
-    return "failed" if isinstance(cell, FailedCell) else tuple(vars(cell).values())
+def as_numbers(published: Result) -> Numbers:
+    if published.failed:
+        return "failed"
+    if published.rate is None:
+        return published.value, published.top5
+    bar = (published.rate.lr, published.rate.low, published.rate.high)
+    return (published.value, published.spread, *map(math.log2, bar))
 
 
-TABLES = [exhibit for exhibit in exhibits().values() if exhibit.cells]
+TABLES = [exhibit for exhibit in EXHIBITS.values() if exhibit.cells]
 
 
 @needs_paper
 def test_every_number_of_every_table_is_the_papers() -> None:
     parsed = {f"table{number}": parse(table) for number, table in enumerate(tables_of_the_paper(), start=1)}
     ours = {
-        table.name: {address: as_numbers(cell) for address, cell in table.cells.items()} for table in TABLES
+        table.name: {place: as_numbers(published) for place, published in table.cells.items()}
+        for table in TABLES
     }
     assert ours == parsed
     assert sum(map(len, parsed.values())) == 5 * 3 + 4 * 3 + 4 * 6 * 3 + 3 * 3
@@ -177,11 +166,11 @@ def test_facts_about_the_tables_are_in_the_paper() -> None:
     assert {(e.network, e.epochs, e.batch_size, e.best, e.of) for e in by_depth} == {
         ("wrn{depth}_2", 200, 64, 5, 7)
     }
-    figures = [exhibit for exhibit in exhibits().values() if not exhibit.cells]
+    figures = [exhibit for exhibit in EXHIBITS.values() if exhibit.curves]
     assert {(e.epochs, e.best, e.of) for e in figures} == {(200, 12, 15)}
 
 
-@pytest.mark.parametrize("exhibit", exhibits().values(), ids=lambda exhibit: exhibit.name)
+@pytest.mark.parametrize("exhibit", EXHIBITS.values(), ids=lambda exhibit: exhibit.name)
 def test_every_method_builds_its_network(exhibit: Exhibit) -> None:
     """Names of schemes, options and networks exist, and the options belong to the schemes."""
     for method in exhibit.methods:
@@ -194,37 +183,37 @@ def test_every_method_builds_its_network(exhibit: Exhibit) -> None:
 def test_tables_are_whole(table: Exhibit) -> None:
     points = (16, 100, 1000) if table.axis == "depth" else (256, 1024, 4096)
     assert list(table.cells) == [(method, at) for method in table.methods for at in points]
-    for cell in table.cells.values():
-        if isinstance(cell, TunedCell):
-            assert cell.rate_low <= cell.rate <= cell.rate_high
+    for published in table.cells.values():
+        if rate := published.rate:
+            assert rate.low <= rate.lr <= rate.high
             # "We always verify that the optimal learning rates are not at the boundary" (section 2.3).
-            assert min(RATE_GRID) < 2.0**cell.rate < max(RATE_GRID)
-        elif isinstance(cell, SingleRunCell):
-            assert cell.top1 < cell.top5
+            assert min(RATE_GRID) < rate.lr < max(RATE_GRID)
+        elif not published.failed:
+            assert published.value < published.top5
 
 
 @pytest.mark.parametrize(("accuracy", "loss"), [("table1", "table3"), ("table5", "table6")])
 def test_a_network_fails_in_accuracy_where_it_fails_in_loss(accuracy: str, loss: str) -> None:
     def failed(name: str) -> set[tuple[str, int]]:
-        return {at for at, cell in find_exhibit(name).cells.items() if isinstance(cell, FailedCell)}
+        return {place for place, published in EXHIBITS[name].cells.items() if published.failed}
 
     assert failed(accuracy) == failed(loss) != set()
 
 
-def test_published_cells_read_as_outcomes() -> None:
-    cells = published_measurements().cells
-    assert len(cells) == sum(len(table.cells) for table in TABLES)
-    assert cells[Address("table1", "batchnorm", 100)] == Outcome(
-        "test_accuracy", 94.7, 0.1, BestRate(0.5, 0.25, 1.0)
-    )
-    assert cells[Address("table3", "divide-sqrt2", 100)].score == -0.066
-    assert cells[Address("table7", "fixup", 4096)] == Outcome("test_accuracy", 72.4)
-    failed = cells[Address("table4", "batchnorm-block-end", 1000)]
+def test_published_cells_read_as_results() -> None:
+    def cell(exhibit: str, method: str, at: int) -> Result:
+        return EXHIBITS[exhibit].cells[method, at]
+
+    expected = Result("test_accuracy", 94.7, 0.1, BestRate(0.5, 0.25, 1.0))
+    assert cell("table1", "batchnorm", 100) == expected
+    assert cell("table3", "divide-sqrt2", 100).score == -0.066
+    assert cell("table7", "fixup", 4096) == Result("test_accuracy", 72.4, top5=90.3)
+    failed = cell("table4", "batchnorm-block-end", 1000)
     assert failed.failed
     assert str(failed) == "failed at 13 rates from 2^-10 to 2^2"
 
 
-def test_a_sweeps_cell_reads_as_an_outcome() -> None:
+def test_a_sweeps_cell_reads_as_a_result() -> None:
     accuracies = {
         0.125: [90.0, 91.0, 92.0],
         0.25: [93.0, 94.0, 95.0],
@@ -236,13 +225,13 @@ def test_a_sweeps_cell_reads_as_an_outcome() -> None:
         for lr, values in accuracies.items()
         for seed, value in enumerate(values)
     ]
-    outcome = Outcome.of_cell(summarize(runs, "test_accuracy", Trim(2, 3)))
+    result = Result.of_cell(summarize(runs, "test_accuracy", Trim(2, 3)))
     best = BestRate(0.25, 0.25, 0.25)
-    assert outcome == Outcome(
+    assert result == Result(
         "test_accuracy", 94.5, 0.5**0.5, best, (0.125, 0.25, 0.5, 3.0), (0.125, 0.25, 0.5)
     )
-    assert str(outcome) == "94.5 ± 0.7"
-    lone = Outcome.of_cell(summarize(runs[:3], "train_loss", Trim(2, 3)))
+    assert str(result) == "94.5 ± 0.7"
+    lone = Result.of_cell(summarize(runs[:3], "train_loss", Trim(2, 3)))
     assert lone is not None
     assert lone.rate == BestRate(0.125, 0.125, 0.125, at_edge=True)
     assert str(lone) == "0.100 ± 0.000"
@@ -250,21 +239,20 @@ def test_a_sweeps_cell_reads_as_an_outcome() -> None:
 
 def test_a_cell_has_failed_only_when_nothing_is_to_come() -> None:
     diverged = summarize([Run(0.5, 0, 10, None, None)], "test_accuracy", Trim(5, 7))
-    assert Outcome.of_cell(diverged, unfinished=1) is None
-    outcome = Outcome.of_cell(diverged)
-    assert outcome is not None
-    assert str(outcome) == "failed at rate 2^-1"
-    assert Outcome.of_cell(summarize([], "test_accuracy", Trim(5, 7))) is None
+    assert Result.of_cell(diverged, unfinished=1) is None
+    result = Result.of_cell(diverged)
+    assert result is not None
+    assert str(result) == "failed at rate 2^-1"
+    assert Result.of_cell(summarize([], "test_accuracy", Trim(5, 7))) is None
 
 
-def test_wrong_addresses_say_what_there_is() -> None:
-    with pytest.raises(ConfigError, match="table or figure 'table8' is not known; did you mean table"):
-        find_exhibit("table8")
-    with pytest.raises(ConfigError, match="method of Table 4 'batchnorm-end' is not known; did you mean"):
-        find_exhibit("table4").cell("batchnorm-end", 16)
-    with pytest.raises(
-        ConfigError, match="Table 2: batch_size 64 is not published; there are 256, 1024, 4096"
-    ):
-        find_exhibit("table2").cell("fixup", 64)
-    with pytest.raises(ConfigError, match=r"Figure 3 \(loss\): .* the paper prints no numbers of it"):
-        find_exhibit("figure3-loss").cell("none", 64)
+def test_names() -> None:
+    found = find_exhibits(["figure3", "table1", "figure3"])
+    assert [exhibit.name for exhibit in found] == ["figure3", "table1"]
+    assert [exhibit.label for exhibit in found] == ["Figure 3", "Table 1"]
+    assert found[0].panel("train_loss") == "Figure 3 (loss)"
+    assert len(find_exhibits(["all"])) == 14
+    with pytest.raises(ConfigError, match="'tabel1' is not known; did you mean table1"):
+        find_exhibits(["tabel1"])
+    with pytest.raises(ConfigError, match="nothing to reproduce"):
+        find_exhibits([])

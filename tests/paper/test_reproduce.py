@@ -1,4 +1,4 @@
-"""Recipes and presets: the right trials, each in one set of measurements, and every recipe runs."""
+"""Cells and presets: the right trials, each in one set of measurements, and every table and figure runs."""
 
 from __future__ import annotations
 
@@ -6,25 +6,31 @@ import json
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from skipinit.cli.reproduce import claims, reproduce
+import skipinit
+from skipinit.cli import main
 from skipinit.config import TrainConfig
 from skipinit.errors import ConfigError, DataError
+from skipinit.paper.cells import make_grid, plan_cells
 from skipinit.paper.claims import CLAIMS
 from skipinit.paper.collect import collect
+from skipinit.paper.exhibits import EXHIBITS
 from skipinit.paper.presets import PRESETS
-from skipinit.paper.published import exhibits
-from skipinit.paper.recipes import RECIPES, Order, find_recipes, make_grid, plan_exhibit
 from skipinit.paper.theory_figures import FIGURES, measure_probes
-from skipinit.report.page import make_page
-
-PAPER = Order(PRESETS["paper"])
+from skipinit.reporting.page import make_page
 
 
-def trials(recipe: str, order: Order = PAPER) -> tuple[TrainConfig, ...]:
-    return make_grid([plan for name in RECIPES[recipe].exhibits for plan in plan_exhibit(name, order)]).trials
+def trials(
+    exhibit: str, preset: str = "paper", method: str | None = None, at: int | None = None
+) -> tuple[TrainConfig, ...]:
+    """What an exhibit trains, of all its cells or of some."""
+    cells = plan_cells(EXHIBITS[exhibit], PRESETS[preset])
+    return make_grid(
+        cell for cell in cells if method in (None, cell.method.name) and at in (None, cell.at)
+    ).trials
 
 
 def test_the_papers_tables_in_full() -> None:
@@ -47,7 +53,7 @@ def test_tables_1_and_3_are_two_readings_of_the_same_runs() -> None:
 
 def test_figure_3_has_a_ghost_batch_of_64_and_figure_4_has_none() -> None:
     normalized = [trial for trial in trials("figure3") if trial.model.scheme == "batchnorm"]
-    assert {trial.model.ghost_batch for trial in normalized} == {64}
+    assert {trial.model.ghost_batch or trial.batch_size for trial in normalized} == {64}
     assert min(trial.batch_size for trial in normalized) == 64, "no batch is smaller than its ghost"
     assert min(trial.batch_size for trial in trials("figure3")) < 64
     assert {trial.model.ghost_batch for trial in trials("figure4")} == {None}
@@ -65,24 +71,26 @@ def test_methods_differ_in_what_they_say() -> None:
 
 
 def test_every_claim_about_training_can_be_measured() -> None:
-    made = {name for recipe in RECIPES.values() for name in (*recipe.exhibits, *recipe.probes)}
+    made = {name for exhibit in EXHIBITS.values() for name in (exhibit.name, *exhibit.probes)}
     assert {exhibit for claim in CLAIMS.values() for exhibit in claim.exhibits} <= made
-    assert set(exhibits()) <= made
 
 
 def test_a_cell_belongs_to_one_preset() -> None:
     def cells(preset: str) -> set[TrainConfig]:
-        order = Order(PRESETS[preset], "float32")
-        return {plan.config for name in exhibits() for plan in plan_exhibit(name, order)}
+        planned = (plan_cells(exhibit, PRESETS[preset], "float32") for exhibit in EXHIBITS.values())
+        return {cell.config for cells in planned for cell in cells}
 
     for one, other in combinations(PRESETS, 2):
         assert cells(one).isdisjoint(cells(other)), f"{one} and {other} share a cell"
 
 
 def test_a_part_of_the_paper_is_a_part_of_its_trials() -> None:
-    part = trials(
-        "table1", Order(PRESETS["paper"], methods=("skipinit",), at=(16,), seeds=2, around_best=True)
-    )
+    (cell,) = [
+        cell
+        for cell in plan_cells(EXHIBITS["table1"], PRESETS["paper"])
+        if (cell.method.name, cell.at) == ("skipinit", 16)
+    ]
+    part = make_grid([cell.narrow(seeds=2, around_best=True, first_seed=0)]).trials
     assert set(part) < set(trials("table1"))
     assert sorted({(trial.lr, trial.seed) for trial in part}) == [
         (lr, seed) for lr in (0.125, 0.25, 0.5) for seed in (0, 1)
@@ -92,7 +100,7 @@ def test_a_part_of_the_paper_is_a_part_of_its_trials() -> None:
 
 def test_a_smaller_batch_takes_a_smaller_rate() -> None:
     """The best rate is proportional to the batch size (section 3): 2^-5 at 64 is 2^-6 at 32."""
-    (trial,) = trials("table1", Order(PRESETS["demo"], methods=("divide-sqrt2",), at=(100,)))
+    (trial,) = trials("table1", "demo", "divide-sqrt2", 100)
     assert (trial.batch_size, trial.lr, trial.data) == (32, 2.0**-6, "digits16")
     assert (trial.schedule, trial.l2, trial.dampening) == ("cifar", 5e-4, 0.9), "all else is the paper's"
 
@@ -100,22 +108,13 @@ def test_a_smaller_batch_takes_a_smaller_rate() -> None:
 def test_what_failed_in_the_paper_is_tried_at_enough_rates_to_decide() -> None:
     for preset in ("quick", "reduced"):
         for method in ("skipinit alpha=1", "divide-sqrt2"):
-            tried = trials("table1", Order(PRESETS[preset], methods=(method,), at=(1000,)))
+            tried = trials("table1", preset, method, 1000)
             assert {trial.lr for trial in tried} == {2.0**-8, 2.0**-5, 2.0**-2}
 
 
 def test_methods_of_the_demo_share_their_data_at_each_depth() -> None:
     for depth, data in ((16, "digits"), (100, "digits16"), (1000, "digits")):
-        assert {trial.data for trial in trials("table1", Order(PRESETS["demo"], at=(depth,)))} == {data}
-
-
-def test_names() -> None:
-    assert [recipe.name for recipe in find_recipes(["figure3", "table1", "figure3"])] == ["figure3", "table1"]
-    assert len(find_recipes(["all"])) == 14
-    with pytest.raises(ConfigError, match="'tabel1' is not known; did you mean table1"):
-        find_recipes(["tabel1"])
-    with pytest.raises(ConfigError, match="nothing to reproduce"):
-        find_recipes([])
+        assert {trial.data for trial in trials("table1", "demo", at=depth)} == {data}
 
 
 @pytest.mark.parametrize(
@@ -123,12 +122,12 @@ def test_names() -> None:
     [
         ({"preset": "fast"}, "preset 'fast' is not known"),
         ({"methods": ("skipnit",)}, "method 'skipnit' is not known; did you mean skipinit"),
-        ({"seeds": 0}, "--seeds 0 is not allowed"),
+        ({"seeds": 0}, "seeds 0 is not allowed"),
     ],
 )
-def test_wrong_flags(flags: dict[str, object], words: str, tmp_path: Path) -> None:
+def test_wrong_flags(flags: dict[str, Any], words: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=words):
-        reproduce(("table1",), out=tmp_path / "out", **flags)
+        skipinit.reproduce("table1", tmp_path / "out", **flags)
     assert not (tmp_path / "out").exists()
 
 
@@ -138,7 +137,7 @@ def test_a_missing_data_set_is_said_before_anything_is_trained(
     monkeypatch.setenv("SKIPINIT_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     with pytest.raises(DataError, match=r"imagenet is not at .*; lay it out there as train/<class>"):
-        reproduce(("table2",), preset="reduced", out=tmp_path / "out")
+        skipinit.reproduce("table2", tmp_path / "out", preset="reduced")
     assert not (tmp_path / "out").exists()
 
 
@@ -155,18 +154,41 @@ def test_a_figure_of_fewer_networks_than_it_takes_is_measured_again(
     assert found[0].rows != found[1].rows == found[2].rows
 
 
-def test_every_recipe_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert reproduce(("all",), preset="smoke", out=tmp_path, device="cpu") == 0
+def test_a_part_is_what_is_trained(tmp_path: Path) -> None:
+    part = {"preset": "smoke", "methods": ["skipinit"], "at": [16], "first_seed": 3, "device": "cpu"}
+    assert skipinit.reproduce(["table5"], tmp_path, **part).results == 1
+    (trial,) = collect(tmp_path).trials
+    assert (trial.config.model.scheme, trial.config.seed, trial.config.epochs) == ("skipinit", 3, 1)
+
+
+def test_every_table_and_figure_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["reproduce", "all", "--preset", "smoke", "--out", str(tmp_path), "--device", "cpu"]
+    assert main(command) == 0
     assert "0 failures, 0 left" in capsys.readouterr().out
-    found = collect([tmp_path])
-    assert {address.exhibit for address in found.sets[0].cells} == set(exhibits())
-    assert all(cell.outcome for cell in found.sets[0].cells.values())
+    found = collect(tmp_path)
+    (cells,) = found.sets.values()
+    trained = {exhibit.name for exhibit in EXHIBITS.values() if exhibit.metrics}
+    assert {cell.exhibit.name for cell in cells} == trained
+    assert all(set(cell.results) == set(cell.exhibit.metrics) for cell in cells)
     page = make_page(found)
-    assert all(f'<h2 id="{name}">' in page for name in RECIPES)
-    claims((tmp_path,), json_=True)
-    rows = {row["claim"]: row["state"] for row in json.loads(capsys.readouterr().out)}
-    assert rows["normalized-variance-is-depth"] == "holds"
-    assert rows["skipinit-trains-at-any-depth"] == "not measured yet", "smoke decides nothing"
+    assert all(f'<h2 id="{name}">' in page for name in EXHIBITS)
+    assert main(["claims", str(tmp_path), "--json"]) == 0
+    printed = {row["claim"]: row for row in json.loads(capsys.readouterr().out)}
+    law = printed["normalized-variance-is-depth"]
+    assert (law["state"], law["evidence"]["at initialization"]["state"]) == ("holds", "holds")
+    assert printed["skipinit-trains-at-any-depth"]["state"] == "not measured yet", "smoke decides nothing"
+    assert {each.claim: each.state for each in skipinit.claims(tmp_path)} == {
+        name: row["state"] for name, row in printed.items()
+    }
     before = (tmp_path / "initialization" / "figure2a.json").stat().st_mtime_ns
-    assert reproduce(("all",), preset="smoke", out=tmp_path, device="cpu") == 0
+    assert main(command) == 0
     assert (tmp_path / "initialization" / "figure2a.json").stat().st_mtime_ns == before, "nothing runs twice"
+
+
+def test_claims_are_printed_by_what_was_found(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    measure_probes(["figure2a"], tmp_path, 0, "cpu", 1, progress=False)
+    assert main(["claims", str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    assert text.index("does not hold: 0") < text.index("holds: 2") < text.index("not measured yet: ")
+    assert "  at initialization: holds. skip_variance against 2^(l-1): off by " in text
+    assert "  needs Table 1: batchnorm at depth 16, 100, 1000" in text

@@ -18,25 +18,27 @@ from skipinit.paper.claims.series import (
     peaks,
     proportional_rate,
 )
-from skipinit.paper.published import Address, BestRate, Measurements, Outcome
-from support.paper_worlds import outcome
+from skipinit.paper.measurements import BestRate, MeasurementSet, Place, Result
+from support.measurement_sets import result
 
-ACCURACY = "figure3-accuracy"
+FIGURE = "figure3"
 
 
-def state(rule: Rule, *series: tuple[str, dict[int, Outcome]]) -> str:
-    cells = {
-        Address(rule.exhibit, name, at): found for name, found_at in series for at, found in found_at.items()
+def state(rule: Rule, *series: tuple[str, dict[int, Result]]) -> str:
+    results = {
+        Place(rule.exhibit, name, at, found.metric): found
+        for name, found_at in series
+        for at, found in found_at.items()
     }
-    return rule.judge(Measurements(cells)).state
+    return rule.judge(MeasurementSet(results)).state
 
 
-def accuracies(values: dict[int, float | None], lr: float = 0.25, limit: float = 0.5) -> dict[int, Outcome]:
-    return {at: outcome(ACCURACY, value, lr, limit) for at, value in values.items()}
+def accuracies(values: dict[int, float | None], lr: float = 0.25, limit: float = 0.5) -> dict[int, Result]:
+    return {at: result("test_accuracy", value, lr, limit) for at, value in values.items()}
 
 
-def rates(values: dict[int, float], limit: float = 4.0) -> dict[int, Outcome]:
-    return {at: outcome(ACCURACY, 90.0, lr, limit) for at, lr in values.items()}
+def rates(values: dict[int, float], limit: float = 4.0) -> dict[int, Result]:
+    return {at: result("test_accuracy", 90.0, lr, limit) for at, lr in values.items()}
 
 
 @pytest.mark.parametrize(
@@ -52,13 +54,13 @@ def rates(values: dict[int, float], limit: float = 4.0) -> dict[int, Outcome]:
     ],
 )
 def test_leads(first: float | None, second: float | None, expected: str) -> None:
-    rule = leads(ACCURACY, "batchnorm", "none", (64,), over=-0.5, up_to=0.5)
+    rule = leads(FIGURE, "batchnorm", "none", (64,), over=-0.5, up_to=0.5)
     assert state(rule, ("batchnorm", accuracies({64: first})), ("none", accuracies({64: second}))) == expected
 
 
 def test_a_lead_in_loss_is_a_lower_loss() -> None:
-    low, high = outcome("figure3-loss", 0.01), outcome("figure3-loss", 0.02)
-    rule = leads("figure3-loss", "skipinit", "batchnorm", (64,))
+    low, high = result("train_loss", 0.01), result("train_loss", 0.02)
+    rule = leads(FIGURE, "skipinit", "batchnorm", (64,), metric="train_loss")
     assert state(rule, ("skipinit", {64: low}), ("batchnorm", {64: high})) == "holds"
     assert state(rule, ("skipinit", {64: high}), ("batchnorm", {64: low})) == "does not hold"
 
@@ -66,7 +68,7 @@ def test_a_lead_in_loss_is_a_lower_loss() -> None:
 def test_failure_needs_several_rates() -> None:
     rule = fails("table1", "skipinit alpha=1", (100,))
     for tried, expected in (((1.0, 2.0), "not measured yet"), ((0.5, 1.0, 2.0), "holds")):
-        failed = Outcome("test_accuracy", None, tried=tried)
+        failed = Result("test_accuracy", None, tried=tried)
         assert state(rule, ("skipinit alpha=1", {100: failed})) == expected
 
 
@@ -74,13 +76,14 @@ def test_one_failure_does_not_refute_that_a_network_trains() -> None:
     """The paper tunes the rate: a network that fails at one of them may train at another."""
     rule = trains("table1", "skipinit", (100,))
     for tried, expected in (((1.0,), "not measured yet"), ((0.25, 0.5, 1.0), "does not hold")):
-        failed = Outcome("test_accuracy", None, tried=tried)
+        failed = Result("test_accuracy", None, tried=tried)
         assert state(rule, ("skipinit", {100: failed})) == expected
 
 
 def test_what_was_trained_briefly_says_who_trains_and_not_how_well() -> None:
     brief = {
-        at: dataclasses.replace(outcome("table1", 50.0), reservation="after 1 epoch only") for at in (16, 100)
+        at: dataclasses.replace(result("test_accuracy", 50.0), reservation="after 1 epoch only")
+        for at in (16, 100)
     }
     cells = ("batchnorm", brief), ("skipinit", brief)
     assert state(trains("table1", "skipinit", (16, 100)), *cells) == "holds"
@@ -89,16 +92,16 @@ def test_what_was_trained_briefly_says_who_trains_and_not_how_well() -> None:
 
 
 def test_a_best_rate_at_the_end_of_its_grid_is_not_known() -> None:
-    rule = similar_rates(ACCURACY, ("batchnorm", "none"), (64,))
-    good = outcome(ACCURACY, 90.0, 0.25)
+    rule = similar_rates(FIGURE, ("batchnorm", "none"), (64,))
+    good = result("test_accuracy", 90.0, 0.25)
     edge = dataclasses.replace(good, rate=BestRate(0.25, 0.25, 0.25, at_edge=True))
     assert state(rule, ("batchnorm", {64: good}), ("none", {64: good})) == "holds"
     assert state(rule, ("batchnorm", {64: good}), ("none", {64: edge})) == "not measured yet"
 
 
 def test_error_bars_make_rates_similar() -> None:
-    rule = similar_rates(ACCURACY, ("batchnorm", "none"), (64,))
-    low = outcome(ACCURACY, 90.0, 0.125)
+    rule = similar_rates(FIGURE, ("batchnorm", "none"), (64,))
+    low = result("test_accuracy", 90.0, 0.125)
     wide = dataclasses.replace(low, rate=BestRate(1.0, 0.25, 1.0))
     narrow = dataclasses.replace(low, rate=BestRate(1.0, 0.5, 1.0))
     assert state(rule, ("batchnorm", {64: wide}), ("none", {64: low})) == "holds"
@@ -116,12 +119,12 @@ def test_error_bars_make_rates_similar() -> None:
     ],
 )
 def test_proportional_rate(by_batch: dict[int, float], expected: str) -> None:
-    rule = proportional_rate(ACCURACY, "none", Span(high=128, fewest=2))
+    rule = proportional_rate(FIGURE, "none", Span(high=128, fewest=2))
     assert state(rule, ("none", rates(by_batch))) == expected
 
 
 def test_thresholds() -> None:
-    rule = larger_threshold(ACCURACY, "batchnorm", "none", Span(fewest=3))
+    rule = larger_threshold(FIGURE, "batchnorm", "none", Span(fewest=3))
     falls_at_64 = accuracies({32: 93.0, 64: 92.8, 128: 91.0})
     assert (
         state(rule, ("batchnorm", accuracies({32: 94.0, 64: 94.0, 128: 94.0})), ("none", falls_at_64))
@@ -133,7 +136,7 @@ def test_thresholds() -> None:
 
 
 def test_stable_rates_need_an_end() -> None:
-    rule = larger_stable_rate(ACCURACY, "batchnorm", "none", Span())
+    rule = larger_stable_rate(FIGURE, "batchnorm", "none", Span())
     low, high = rates({64: 0.25}, limit=0.5), rates({64: 0.25}, limit=1.0)
     endless = {64: dataclasses.replace(high[64], tried=high[64].trained)}
     assert state(rule, ("batchnorm", high), ("none", low)) == "holds"
@@ -145,7 +148,7 @@ def test_stable_rates_need_an_end() -> None:
 
 
 def test_far_from_unstable() -> None:
-    rule = far_from_unstable(ACCURACY, "none", Span())
+    rule = far_from_unstable(FIGURE, "none", Span())
     near, far = rates({64: 0.25, 128: 0.5}, limit=0.5), rates({64: 0.25}, limit=1.0)
     endless = {64: dataclasses.replace(near[64], tried=near[64].trained)}
     assert state(rule, ("none", far)) == "holds"
@@ -165,8 +168,8 @@ def test_far_from_unstable() -> None:
 )
 def test_flat_then_falling(values: dict[int, float | None], flat: str, rising_never: str) -> None:
     series = ("none", accuracies(values))
-    assert state(flat_then_falling(ACCURACY, "none", Span(fewest=3)), series) == flat
-    assert state(never_rises(ACCURACY, "none", Span(fewest=3)), series) == rising_never
+    assert state(flat_then_falling(FIGURE, "none", Span(fewest=3)), series) == flat
+    assert state(never_rises(FIGURE, "none", Span(fewest=3)), series) == rising_never
 
 
 @pytest.mark.parametrize(
@@ -180,17 +183,17 @@ def test_flat_then_falling(values: dict[int, float | None], flat: str, rising_ne
     ],
 )
 def test_peaks(values: dict[int, float | None], expected: str) -> None:
-    assert state(peaks(ACCURACY, "batchnorm", 32, 128), ("batchnorm", accuracies(values))) == expected
+    assert state(peaks(FIGURE, "batchnorm", 32, 128), ("batchnorm", accuracies(values))) == expected
 
 
 @pytest.mark.parametrize(("scale", "expected"), [(1.0, "holds"), (1.09, "holds"), (1.11, "does not hold")])
 def test_a_law_is_followed_within_a_tenth(scale: float, expected: str) -> None:
     rule = follows("figure2b", "skip_variance", float, "l")
     rows = [{"depth": n, "skip_variance": scale * n} for n in range(1, 11)]
-    assert rule.judge(Measurements(rows={"figure2b": rows})).state == expected
-    assert rule.judge(Measurements(rows={"figure2b": rows[:-1]})).state == "not measured yet"
+    assert rule.judge(MeasurementSet(rows={"figure2b": rows})).state == expected
+    assert rule.judge(MeasurementSet(rows={"figure2b": rows[:-1]})).state == "not measured yet"
     gap = [*rows[:-1], {"depth": 10, "skip_variance": None}]
-    assert rule.judge(Measurements(rows={"figure2b": gap})).state == "not measured yet"
+    assert rule.judge(MeasurementSet(rows={"figure2b": gap})).state == "not measured yet"
 
 
 @pytest.mark.parametrize(
@@ -205,4 +208,4 @@ def test_a_law_is_followed_within_a_tenth(scale: float, expected: str) -> None:
 def test_proportion_to_depth(power: float, coefficient: float, expected: str) -> None:
     rule = proportional("figure2c", "skip_variance", low=0.75, high=1.0)
     rows = [{"depth": n, "skip_variance": coefficient * n**power} for n in range(1, 101)]
-    assert rule.judge(Measurements(rows={"figure2c": rows})).state == expected
+    assert rule.judge(MeasurementSet(rows={"figure2c": rows})).state == expected

@@ -10,14 +10,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ..paper.exhibits import EXHIBITS
 from ..paper.presets import PRESETS
-from ..paper.published import find_exhibit
-from ..paper.recipes import RECIPES, Order
 
 if TYPE_CHECKING:
-    from ..report.tables import ResultTable, Row
-
-_EXHIBIT = "table1"
+    from ..reporting.tables import ResultTable, TableRow
 
 
 def demo(seed: int = 0, out: Path = Path("demo")) -> int:
@@ -32,24 +29,21 @@ def demo(seed: int = 0, out: Path = Path("demo")) -> int:
     """
     from ..paper.collect import collect
     from ..paper.reproduce import reproduce
-    from ..report.page import write_report
-    from ..report.tables import make_table
+    from ..reporting.page import report
+    from ..reporting.tables import make_table
 
-    console, preset, started = Console(highlight=False), PRESETS["demo"], time.monotonic()
-    console.print(f"{preset.about}. Everything goes into {out}.")
-    recipes = [RECIPES["figure2"], RECIPES[_EXHIBIT]]
-    outcome = reproduce(recipes, Order(preset, first_seed=seed), out, device="cpu")
+    console, started = Console(highlight=False), time.monotonic()
+    console.print(f"{PRESETS['demo'].about}. Everything goes into {out}.")
+    outcome = reproduce(["figure2", "table1"], out, preset="demo", first_seed=seed, device="cpu")
     if outcome.left:
-        console.print("Stopped. The same command goes on where it stopped.")
+        console.print("Stopped. Run the same command again to resume.")
         return 130
-    collection = collect([out])
-    (measured,) = [each for each in collection.sets if each.preset == preset]
-    table = make_table(find_exhibit(_EXHIBIT), measured)
+    (cells,) = [cells for cells in collect(out).sets.values() if cells[0].preset.name == "demo"]
+    table = make_table(EXHIBITS["table1"], "test_accuracy", cells)
     assert table, "the demo has trained it"
     console.print(_table(table))
     console.print(_summary(table))
-    page = out / "report.html"
-    write_report(collection, page)
+    page = report(out, out / "report.html")
     console.print(f"Report: {page} ({time.monotonic() - started:.0f} s in all)")
     return 0
 
@@ -58,27 +52,28 @@ def _table(measured: ResultTable) -> Table:
     """Depths down, methods across; in each cell what was measured over what the paper has."""
     table = Table(title="Test accuracy in percent", title_justify="left", show_lines=True)
     table.add_column("depth", justify="right")
-    groups = [group for group in measured.groups if any(row.runs for row in group.rows)]
-    for group in groups:
-        table.add_column(group.label)
-    for rows in zip(*(group.rows for group in groups), strict=True):
+    columns = {label: rows for label, rows in measured.groups.items() if any(row.runs for row in rows)}
+    for label in columns:
+        table.add_column(label)
+    for rows in zip(*columns.values(), strict=True):
         table.add_row(str(rows[0].at), *map(_cell, rows))
     return table
 
 
-def _cell(row: Row) -> Text:
-    agrees = row.comparison.agreement == "agrees"
+def _cell(row: TableRow) -> Text:
+    agrees = row.comparison.training == "agrees"
     words = Text(f"{row.measured} {'✓' if agrees else '✗'}\n", style="green" if agrees else "bold red")
     words.append(f"paper {row.paper}\n", style="default")
     return words.append(f"rate {row.tried}", style="dim")
 
 
 def _summary(measured: ResultTable) -> str:
-    rows = [row for group in measured.groups for row in group.rows if row.runs]
-    agreeing = sum(row.comparison.agreement == "agrees" for row in rows)
+    rows = [row for rows in measured.groups.values() for row in rows if row.runs]
+    agreeing = sum(row.comparison.training == "agrees" for row in rows)
     lines = [
         f"Here: {measured.conditions}. Paper: CIFAR-10, width 2, 200 epochs, best of 13 rates.",
         f"{agreeing} of {len(rows)} cells agree with the paper on who trains and who fails.",
+        "The accuracies themselves are not comparable: the data are others.",
         *(f"✗ {row.method}, depth {row.at}: {row.comparison.words}." for row in measured.differing),
     ]
     return "\n".join(lines)

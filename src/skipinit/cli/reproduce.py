@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -12,17 +13,13 @@ from rich.console import Console
 from rich.table import Table
 
 from ..config import Precision
-from ..errors import ConfigError, unknown_name
 from ..notation import read_seconds
-from ..paper.presets import PRESETS, find_preset
-from ..paper.recipes import METHODS, Order, find_recipes
+from ..paper.exhibits import METHODS
+from ..paper.presets import PRESETS
 from .flags import Json, given
 
 Names = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="TABLE|FIGURE")]
-
-
 Folders = Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
-
 
 _FAILED_TRIALS, _STOPPED = 3, 130
 
@@ -42,8 +39,8 @@ def reproduce(
 ) -> int:
     """Make tables and figures of the paper: table1 … table7, figure2 … figure8, or all.
 
-    Stop it, and the same command goes on where it stopped. The presets say how much is run; every number
-    carries its preset, data and number of runs. `skipinit report` makes a page of the folder.
+    Stop it at any time and run the same command again to resume. The presets say how much is run; every
+    number carries its preset, data and number of runs. `skipinit report` makes a page of the folder.
 
     Args:
         names: What to make.
@@ -58,20 +55,26 @@ def reproduce(
         device: auto, cpu, cuda or cuda:N.
         time_limit: Stop in good order after this long: 90s, 9m, 2h.
     """
-    order = Order(find_preset(preset), precision, _known(methods) or None, at or None, seeds, around_best)
-    if seeds is not None and seeds < 1:
-        raise ConfigError(f"--seeds {seeds} is not allowed; it must be 1 or more")
     if list_:
         _print_list(device)
         return 0
-    recipes = find_recipes(names)
     from ..paper.reproduce import reproduce as make
 
-    limit = None if time_limit is None else read_seconds(time_limit)
-    outcome = make(recipes, order, out, device=device, time_limit=limit)
+    outcome = make(
+        names,
+        out,
+        preset=preset,
+        methods=methods,
+        at=at,
+        seeds=seeds,
+        around_best=around_best,
+        precision=precision,
+        device=device,
+        time_limit=None if time_limit is None else read_seconds(time_limit),
+    )
     print(f"{outcome.results} results, {outcome.failures} failures, {outcome.left} left in {out}")
     if outcome.left:
-        print("run the same command to go on", file=sys.stderr)
+        print("run the same command again to resume", file=sys.stderr)
         return 0 if time_limit else _STOPPED
     if outcome.failures:
         print(f"`skipinit results {out} --rows trials --json` says why trials failed", file=sys.stderr)
@@ -86,45 +89,22 @@ def claims(folders: Folders = (), json_: Json = False) -> None:
     Args:
         folders: Folders that `reproduce` or `sweep` filled, or files that `store export` wrote.
     """
-    from ..paper.claims import CLAIMS
-    from ..paper.collect import collect
+    from ..paper.collect import claims as judge
 
-    found = collect(some_folders(folders))
-    states = {name: found.state(claim) for name, claim in CLAIMS.items()}
-    verdicts = {name: found.verdicts(claim) for name, claim in CLAIMS.items()}
+    judged = judge(folders)
     if json_:
-        rows = [
-            {"claim": name, "section": claim.section, "statement": claim.statement, "state": states[name],
-             "evidence": {label: verdict.evidence for label, verdict in verdicts[name]},
-             "needs": claim.needs}
-            for name, claim in CLAIMS.items()
-        ]  # fmt: skip
-        print(json.dumps(rows, ensure_ascii=False))
+        print(json.dumps([asdict(each) for each in judged], ensure_ascii=False))
         return
     console = Console(highlight=False)
     colors = {"does not hold": "bold red", "holds": "green", "not measured yet": "dim"}
     for state, color in colors.items():
-        names = [name for name in CLAIMS if states[name] == state]
-        console.print(f"[{color}]{state}: {len(names)}[/]")
-        for name in names:
-            console.print(f"  {CLAIMS[name].statement} (section {CLAIMS[name].section})", markup=False)
-            evidence = [f"    {label}: {v.state}. {v.evidence}" for label, v in reversed(verdicts[name])]
-            for line in evidence or [f"    needs {CLAIMS[name].needs}"]:
+        found = [each for each in judged if each.state == state]
+        console.print(f"[{color}]{state}: {len(found)}[/]")
+        for each in found:
+            console.print(f"  {each.statement} (section {each.section})", markup=False)
+            evidence = [f"    {label}: {one.state}. {one.words}" for label, one in each.evidence.items()]
+            for line in reversed(evidence or [f"    needs {each.needs}"]):
                 console.print(line, style="dim", markup=False)
-
-
-def some_folders(folders: tuple[Path, ...]) -> tuple[Path, ...]:
-    """Refuse a command line that names none."""
-    if not folders:
-        raise ConfigError("no folder given; name one or more that `skipinit reproduce --out` filled")
-    return folders
-
-
-def _known(methods: tuple[str, ...]) -> tuple[str, ...]:
-    for method in methods:
-        if method not in METHODS:
-            raise unknown_name("method", method, METHODS)
-    return methods
 
 
 def _print_list(device: str) -> None:
@@ -132,9 +112,9 @@ def _print_list(device: str) -> None:
 
     console = Console(highlight=False)
     table = Table("", "", *(f"{name}\ntrials, time" for name in PRESETS), box=None, pad_edge=False)
-    for recipe, costs in estimate_costs(device).items():
+    for exhibit, costs in estimate_costs(device).items():
         cells = ("−" if cost is None else f"{cost.trials:,}, {cost.time}" for cost in costs)
-        table.add_row(recipe.name, recipe.title, *cells)
+        table.add_row(exhibit.name, exhibit.title, *cells)
     console.print(table)
     console.print("\nTimes are estimates for this machine, each table or figure alone; shared runs run once.")
     for preset in PRESETS.values():
@@ -147,10 +127,8 @@ def report(folders: Folders = (), out: Path = Path("report.html")) -> None:
 
     Args:
         folders: Folders that `reproduce` or `sweep` filled, or files that `store export` wrote.
-        out: The file to write; it needs nothing else, not even a network.
+        out: The file to write; it loads nothing else, not even over the network.
     """
-    from ..paper.collect import collect
-    from ..report.page import write_report
+    from ..reporting.page import report as write
 
-    write_report(collect(some_folders(folders)), out)
-    print(out)
+    print(write(folders, out))

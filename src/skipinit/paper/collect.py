@@ -1,4 +1,5 @@
-"""From stores to measurements: which trial belongs to which cell of which table, under which preset.
+"""From stores to measurements: which trial belongs to which cell of which table, under which preset; and what
+that says of the paper's claims.
 
 A trial is recognised by its config, whoever ran it. Each preset and precision is a set of measurements of its
 own, so that numbers of a reduced preset never pass for the paper's.
@@ -14,69 +15,50 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ..config import Precision, TrainConfig
-from ..errors import DataError
+from ..config import TrainConfig
+from ..errors import ConfigError, DataError
 from ..sweeping.exchange import read_results
-from ..sweeping.results import CellResult, Trim, cells
 from ..sweeping.store import FILE, open_store
 from ..training.records import Trial
-from .claims.claim import Claim, State, Verdict
-from .presets import PRECISIONS, PRESETS, Preset
-from .published import Address, Measurements, Outcome, exhibits, find_exhibit
-from .recipes import CellPlan, Order, plan_exhibit
+from .cells import ExhibitCell, plan_cells
+from .claims import CLAIMS
+from .claims.claim import Claim, ClaimState, Finding
+from .exhibits import EXHIBITS
+from .measurements import MeasurementSet, Place, Result
+from .presets import PRECISIONS, PRESETS
 
 INITIALIZATION = "initialization"
 """Folder, beside the store, of what was measured at initialization."""
 
 
 @dataclass(frozen=True)
-class MeasuredCell:
-    """One cell of a table or figure, with all that its number must carry."""
+class EarlierProtocol:
+    """A protocol that trials were trained under before today's: they say who trains, and not how well."""
 
-    config: TrainConfig
-    """Of its trials, at the rate expected to be best."""
-    result: CellResult
-    seconds: float
-    brief: bool
-    """Whether its epochs can only tell who trains and who fails."""
+    reservation: str
+    """What it does otherwise, in words."""
+    options: Mapping[str, Any]
+    """Of the training, by name."""
+    network_options: Mapping[str, Any]
+    """Of the network; what is None there does not apply to it or has its own default, and stays."""
 
-    @property
-    def outcome(self) -> Outcome | None:
-        """None where it has no result yet."""
-        reservation = f"after {_count(self.config.epochs, 'epoch')} only" if self.brief else ""
-        return Outcome.of_cell(self.result.summary, self.result.unfinished, reservation)
-
-    @property
-    def runs(self) -> str:
-        """How many runs stand behind the number."""
-        best, rates = self.result.summary.best, len(self.result.summary.rates)
-        done = sum(rate.runs for rate in self.result.summary.rates)
-        if best is None:
-            return f"{_count(done, 'run')} at {_count(rates, 'rate')}"
-        kept = f"best {best.kept} of " if best.kept < best.runs else ""
-        return f"{kept}{_count(best.runs, 'run')}; {_count(rates, 'rate')} tried"
+    def restate(self, config: TrainConfig) -> TrainConfig:
+        """The same trial under this protocol."""
+        model = config.model
+        given = {
+            name: value for name, value in self.network_options.items() if getattr(model, name) is not None
+        }
+        return replace(config, model=replace(model, **given), **self.options)
 
 
-@dataclass(frozen=True)
-class MeasuredSet:
-    """What was measured under one preset at one precision."""
-
-    preset: Preset
-    precision: Precision
-    cells: Mapping[Address, MeasuredCell]
-
-    @property
-    def label(self) -> str:
-        """The preset, its data if not the paper's, the precision if not the preset's."""
-        words = [self.preset.data, None if self.precision == self.preset.precision else self.precision]
-        told = ", ".join(word for word in words if word)
-        return f"{self.preset.name} ({told})" if told else self.preset.name
-
-    @cached_property
-    def measurements(self) -> Measurements:
-        """Every cell that has an outcome."""
-        found = {address: cell.outcome for address, cell in self.cells.items()}
-        return Measurements({address: outcome for address, outcome in found.items() if outcome})
+EARLIER_PROTOCOLS = (
+    EarlierProtocol(
+        "crops padded by zeros",
+        {"crop_padding": "zero"},
+        {"classifier_init": "he", "projection": "activated"},
+    ),
+)
+"""The most recent first."""
 
 
 @dataclass(frozen=True)
@@ -93,49 +75,87 @@ class Probed:
 
 
 @dataclass(frozen=True)
+class JudgedClaim:
+    """A statement of the paper, whether it holds in what was measured, and the evidence."""
+
+    claim: str
+    """Its name, such as `skipinit-trains-at-any-depth`."""
+    section: str
+    """Of the paper."""
+    statement: str
+    criterion: str
+    """What must be so for it to hold."""
+    needs: str
+    """What must be measured to decide it."""
+    state: ClaimState
+    """What the most faithful measurements say."""
+    evidence: Mapping[str, Finding]
+    """By set of measurements, the most faithful last; sets that say nothing are left out."""
+
+
+@dataclass(frozen=True)
 class Collection:
     """All that several folders hold."""
 
     trials: tuple[Trial, ...]
-    sets: tuple[MeasuredSet, ...]
+    sets: dict[str, tuple[ExhibitCell, ...]]
+    """The cells that trials fill, for each set of measurements, the most faithful last."""
     probes: Mapping[str, Probed]
 
     @cached_property
-    def worlds(self) -> Mapping[str, Measurements]:
+    def deciding(self) -> Mapping[str, MeasurementSet]:
         """What decides claims, the most faithful last.
 
         On the paper's data, a cell that a preset lacks is taken from a more faithful one; how well it does
         there is not compared with numbers of this preset, but it says who trains and who fails. Other data
         stand in for CIFAR-10; they cannot say what holds on CIFAR-100 or ImageNet, too.
         """
+        deciding: dict[str, MeasurementSet] = {}
+        faithful: dict[Place, Result] = {}
+        for label, cells in reversed(self.sets.items()):
+            preset = cells[0].preset
+            own = {cell.place(metric): result for cell in cells for metric, result in cell.results.items()}
+            if preset.decides and preset.data is None:
+                deciding[label] = MeasurementSet({**faithful, **own})
+                under = f"under {label}"
+                lent = {
+                    p: replace(result, reservation=result.reservation or under) for p, result in own.items()
+                }
+                faithful = {**lent, **faithful}
+            elif preset.decides:
+                likened = {p: result for p, result in own.items() if EXHIBITS[p.exhibit].data == "cifar10"}
+                deciding[label] = MeasurementSet(likened)
         rows = {name: probed.rows for name, probed in self.probes.items()}
-        deciding: dict[str, Measurements] = {}
-        faithful: dict[Address, Outcome] = {}
-        for each in reversed(self.sets):
-            own = each.measurements.cells
-            if each.preset.decides and each.preset.data is None:
-                deciding[each.label] = Measurements({**faithful, **own})
-                under = f"under {each.label}"
-                told = {at: replace(cell, reservation=cell.reservation or under) for at, cell in own.items()}
-                faithful = {**told, **faithful}
-            elif each.preset.decides:
-                likened = {at: cell for at, cell in own.items() if find_exhibit(at.exhibit).data == "cifar10"}
-                deciding[each.label] = Measurements(likened)
-        return {"at initialization": Measurements(rows=rows), **dict(reversed(deciding.items()))}
+        return {"at initialization": MeasurementSet(rows=rows), **dict(reversed(deciding.items()))}
 
-    def verdicts(self, claim: Claim) -> list[tuple[str, Verdict]]:
-        """What each set of measurements says of a claim, the most faithful last; silent sets are left out."""
-        found = [(label, claim.check(world)) for label, world in self.worlds.items()]
-        return [(label, verdict) for label, verdict in found if verdict.state != "not measured yet"]
-
-    def state(self, claim: Claim) -> State:
-        """Where the claim stands: what the most faithful measurements say."""
-        decided = self.verdicts(claim)
-        return decided[-1][1].state if decided else "not measured yet"
+    def judge(self, claim: Claim) -> JudgedClaim:
+        """Where a claim stands."""
+        found = {label: claim.check(measurements) for label, measurements in self.deciding.items()}
+        evidence = {label: each for label, each in found.items() if each.state != "not measured yet"}
+        state = list(evidence.values())[-1].state if evidence else "not measured yet"
+        return JudgedClaim(
+            claim.id, claim.section, claim.statement, claim.criterion, claim.needs, state, evidence
+        )
 
 
-def collect(places: Sequence[Path]) -> Collection:
+def claims(folders: str | Path | Iterable[str | Path]) -> list[JudgedClaim]:
+    """Say which statements of the paper hold in what was measured, which do not, and which are open.
+
+        >>> [each.statement for each in skipinit.claims("results") if each.state == "does not hold"]
+        []
+
+    Args:
+        folders: one or more that `reproduce` or `sweep` filled, or files that `store export` wrote.
+    """
+    collection = collect(folders)
+    return [collection.judge(claim) for claim in CLAIMS.values()]
+
+
+def collect(folders: str | Path | Iterable[str | Path]) -> Collection:
     """Read folders of `reproduce` or `sweep`, and files of `store export`."""
+    places = [Path(each) for each in ([folders] if isinstance(folders, str | Path) else folders)]
+    if not places:
+        raise ConfigError("no folder given; name one or more that `skipinit reproduce --out` filled")
     probes: dict[str, Probed] = {}
     for place in places:
         probes |= _read_probes(place / INITIALIZATION)
@@ -143,41 +163,41 @@ def collect(places: Sequence[Path]) -> Collection:
     if not probes and not any(trial.has_result for trial in trials):
         where = " ".join(map(str, places))
         raise DataError(f"{where}: no results yet; train some with `skipinit reproduce --out {where}`")
-    return Collection(tuple(trials), tuple(measured_sets(trials)), probes)
+    return Collection(tuple(trials), sort_into_sets(trials), probes)
 
 
-def measured_sets(trials: Sequence[Trial]) -> list[MeasuredSet]:
-    """The sets that these trials fill, wholly or in part."""
-    by_cell: defaultdict[TrainConfig, list[Trial]] = defaultdict(list)
+def sort_into_sets(trials: Iterable[Trial]) -> dict[str, tuple[ExhibitCell, ...]]:
+    """The sets of measurements that these trials fill, wholly or in part."""
+    by_config: defaultdict[TrainConfig, list[Trial]] = defaultdict(list)
     for trial in trials:
-        by_cell[_cell_of(trial.config)].append(trial)
-    found = []
+        by_config[_shared(trial.config)].append(trial)
+    found: dict[str, tuple[ExhibitCell, ...]] = {}
     for preset in PRESETS.values():
         for precision in PRECISIONS:
-            filled = {
-                plan.address: _measure(plan, by_cell[key])
-                for name in exhibits()
-                for plan in plan_exhibit(name, Order(preset, precision))
-                if (key := _cell_of(plan.config)) in by_cell
-            }
-            if any(cell.outcome for cell in filled.values()):
-                found.append(MeasuredSet(preset, precision, filled))
+            planned = (
+                cell for exhibit in EXHIBITS.values() for cell in plan_cells(exhibit, preset, precision)
+            )
+            cells = tuple(filled for cell in planned if (filled := _fill(cell, by_config)).recorded)
+            if any(cell.results for cell in cells):
+                found[cells[0].label] = cells
     return found
 
 
-def _cell_of(config: TrainConfig) -> TrainConfig:
+def _fill(cell: ExhibitCell, by_config: Mapping[TrainConfig, Sequence[Trial]]) -> ExhibitCell:
+    """The cell with the trials recorded of it, under an earlier protocol where today's has no result yet."""
+    today = tuple(by_config.get(_shared(cell.config), ()))
+    if not any(trial.has_result for trial in today):
+        for protocol in EARLIER_PROTOCOLS:
+            config = protocol.restate(cell.config)
+            recorded = tuple(by_config.get(_shared(config), ()))
+            if any(trial.has_result for trial in recorded):
+                return replace(cell, config=config, recorded=recorded, earlier=protocol.reservation)
+    return replace(cell, recorded=today)
+
+
+def _shared(config: TrainConfig) -> TrainConfig:
     """What the trials of a cell share."""
     return replace(config, lr=1.0, seed=0)
-
-
-def _measure(plan: CellPlan, trials: Sequence[Trial]) -> MeasuredCell:
-    exhibit = find_exhibit(plan.address.exhibit)
-    of_metric = [
-        cell
-        for cell in cells(trials, Trim(exhibit.best, exhibit.of))
-        if cell.summary.metric == exhibit.metric
-    ]
-    return MeasuredCell(plan.config, of_metric[0], sum(trial.seconds for trial in trials), plan.brief)
 
 
 def _read_trials(places: Iterable[Path]) -> list[Trial]:
@@ -209,7 +229,3 @@ def read_probed(path: Path) -> Probed:
         return Probed(**json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         raise DataError(f"{path}: not a file that `skipinit reproduce` wrote; remove it") from None
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"

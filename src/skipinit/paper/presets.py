@@ -19,7 +19,7 @@ AT_BEST = (0,)
 AROUND_BEST = (-1, 0, 1)
 SPREAD = (-6, -3, 0)
 FEWEST_EPOCHS = 10
-"""From which on numbers are compared: before, networks differ in how fast they start."""
+"""Epochs from which on numbers decide claims: before, networks differ in how fast they start."""
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,6 @@ class Effort:
     """In place of the paper's, the rates in proportion to it; None: the paper's."""
     data: str | None = None
     """In place of the preset's."""
-
-    @property
-    def brief(self) -> bool:
-        """Whether it can only tell who trains and who fails, not how well or at which rate best."""
-        return self.epochs is not None and self.epochs < FEWEST_EPOCHS
 
 
 @dataclass(frozen=True)
@@ -66,17 +61,13 @@ class Preset:
     methods: tuple[str, ...] | None = None
     """Which of a table's columns; None: all."""
     exhibits: tuple[str, ...] | None = None
-    """Which tables and sweeps; None: all."""
+    """Which tables and figures; None: all."""
     networks: int | None = None
     """At initialization, that a figure is the mean of, at most; None: as many as show the law."""
     decides: bool = True
     """Whether its numbers say anything of the paper's claims."""
     special: Mapping[tuple[str, int], Effort] = field(default_factory=dict)
     """By method and depth, where one cell needs another effort than its depth."""
-
-    def effort(self, method: str, at: int, efforts: Mapping[int, Effort]) -> Effort:
-        """What the cell of that method gets."""
-        return self.special.get((method, at), efforts[at])
 
 
 _WHOLE = Effort()

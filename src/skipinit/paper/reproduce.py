@@ -8,15 +8,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..config import Precision
 from ..data.catalog import describe
 from ..data.images import load
 from ..data.photographs import open_folder
+from ..errors import ConfigError, unknown_name
 from ..sweeping.engine import Outcome, run_sweep
 from ..sweeping.forecast import plan_packs, rough_time
 from ..sweeping.pace import Pace
 from ..training.world import find_device
-from .presets import PRESETS
-from .recipes import RECIPES, Order, Recipe, make_grid, plan_exhibit
+from .cells import make_grid, plan_cells
+from .exhibits import EXHIBITS, METHODS, Exhibit, find_exhibits
+from .presets import PRESETS, find_preset
 from .theory_figures import count_networks, measure_probes
 
 _NETWORK_SECONDS = 3.0
@@ -25,7 +28,7 @@ _NETWORK_SECONDS = 3.0
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one recipe under one preset."""
+    """Of one table or figure under one preset."""
 
     trials: int
     seconds: float
@@ -36,41 +39,73 @@ class Cost:
         return rough_time(self.seconds)
 
 
-def estimate_costs(device: str = "auto") -> Mapping[Recipe, list[Cost | None]]:
-    """For every recipe its cost under each preset, in their order; None where the preset has none of it."""
+def estimate_costs(device: str = "auto") -> Mapping[Exhibit, list[Cost | None]]:
+    """For every exhibit its cost under each preset, in their order; None where the preset has none of it."""
     pace = Pace(find_device(device))
-    return {recipe: [_cost(recipe, name, pace) for name in PRESETS] for recipe in RECIPES.values()}
+    return {exhibit: [_cost(exhibit, name, pace) for name in PRESETS] for exhibit in EXHIBITS.values()}
 
 
-def _cost(recipe: Recipe, preset: str, pace: Pace) -> Cost | None:
-    order = Order(PRESETS[preset])
-    plans = [plan for name in recipe.exhibits for plan in plan_exhibit(name, order)]
-    trials = make_grid(plans).trials
-    if not trials and not recipe.probes:
+def _cost(exhibit: Exhibit, preset: str, pace: Pace) -> Cost | None:
+    trials = make_grid(plan_cells(exhibit, PRESETS[preset])).trials
+    if not trials and not exhibit.probes:
         return None
     packs = plan_packs([(trial, 0) for trial in trials], pace)
-    networks = sum(count_networks(name, order.preset.networks) for name in recipe.probes)
+    networks = sum(count_networks(name, PRESETS[preset].networks) for name in exhibit.probes)
     return Cost(len(trials), _NETWORK_SECONDS * networks + sum(pack.seconds for pack in packs))
 
 
 def reproduce(
-    recipes: Sequence[Recipe],
-    order: Order,
-    out: Path,
+    names: str | Sequence[str],
+    out: str | Path = "results",
     *,
+    preset: str = "quick",
+    methods: Sequence[str] = (),
+    at: Sequence[int] = (),
+    seeds: int | None = None,
+    first_seed: int = 0,
+    around_best: bool = False,
+    precision: Precision | None = None,
     device: str = "auto",
     time_limit: float | None = None,
     progress: bool = True,
 ) -> Outcome:
-    """Fill `out` with all that the recipes need; the same call goes on where one ended."""
-    names = dict.fromkeys(name for recipe in recipes for name in recipe.exhibits)
-    plans = [plan for name in names for plan in plan_exhibit(name, order)]
-    for data in sorted({plan.config.data for plan in plans}):
+    """Measure and train what tables and figures of the paper need; call it again to resume.
+
+        >>> skipinit.reproduce(["table1", "figure2"], "results", preset="quick").failures
+        0
+
+    Args:
+        names: `table1` to `table7`, `figure2` to `figure8`, or `all`.
+        out: folder for what is measured; several presets may share it.
+        preset: how much to run: `smoke`, `demo`, `quick`, `reduced` or `paper`.
+        methods: only these columns; all if none is given.
+        at: only these depths or batch sizes; all if none is given.
+        seeds: at most so many runs at each rate.
+        first_seed: seed of the first run, and of networks measured at initialization.
+        around_best: of a whole grid of rates, only the paper's best and its two neighbours.
+        precision: in place of the preset's.
+        device: `auto`, `cpu`, `cuda` or `cuda:N`.
+        time_limit: seconds after which to stop in good order.
+        progress: show a bar where standard error is a terminal.
+    """
+    chosen = find_preset(preset)
+    exhibits = find_exhibits([names] if isinstance(names, str) else names)
+    for method in methods:
+        if method not in METHODS:
+            raise unknown_name("method", method, METHODS)
+    if seeds is not None and seeds < 1:
+        raise ConfigError(f"seeds {seeds} is not allowed; it must be 1 or more")
+    cells = [
+        cell.narrow(seeds, around_best, first_seed)
+        for exhibit in exhibits
+        for cell in plan_cells(exhibit, chosen, precision)
+        if (not methods or cell.method.name in methods) and (not at or cell.at in at)
+    ]
+    for data in sorted({cell.config.data for cell in cells}):
         _require(data)
-    probes = dict.fromkeys(name for recipe in recipes for name in recipe.probes)
-    where, most = str(find_device(device)), order.preset.networks
-    measure_probes(list(probes), out, order.first_seed, where, most, progress)
-    return run_sweep(make_grid(plans), out, device=device, time_limit=time_limit, progress=progress)
+    probes = list(dict.fromkeys(name for exhibit in exhibits for name in exhibit.probes))
+    measure_probes(probes, Path(out), first_seed, str(find_device(device)), chosen.networks, progress)
+    return run_sweep(make_grid(cells), Path(out), device=device, time_limit=time_limit, progress=progress)
 
 
 def _require(data: str) -> None:

@@ -34,12 +34,10 @@ from ..probing.measure import probe
 from ..probing.plot import BRANCH, MOVING_MEAN, MOVING_VARIANCE, SKIP, Series, draw, save
 from ..provenance import Provenance
 from ..training.control import steps_bar
+from .claims.claim import Law
 from .collect import INITIALIZATION, Probed, read_probed
 
 FigureName = Literal["figure2a", "figure2b", "figure2c", "figure5"]
-
-
-Law = Callable[[float], float]
 
 
 @dataclass(frozen=True)
@@ -67,21 +65,10 @@ class TheoryFigure:
     """How many to average, where one scatters too much to show the law."""
 
 
-def _one(depth: float) -> float:
-    return 1.0
-
-
 _SKIP = Quantity("skip_variance", "skip path", SKIP, normalized_variance, "ℓ")
-
-
-_BRANCH = Quantity("branch_variance", "end of residual branch", BRANCH, _one, "1")
-
-
+_BRANCH = Quantity("branch_variance", "end of residual branch", BRANCH, lambda _: 1.0, "1")
 _MOVING = Quantity("moving_variance", "BatchNorm moving variance", MOVING_VARIANCE, None, "")
-
-
 _MEAN = Quantity("squared_moving_mean", "squared BatchNorm moving mean", MOVING_MEAN, None, "")
-
 
 FIGURES: dict[FigureName, TheoryFigure] = {
     "figure2a": TheoryFigure(
@@ -226,11 +213,7 @@ def _inputs(name: FigureName, count: int) -> tuple[Callable[[], Tensor], str]:
 
 
 _L2 = 5e-4
-
-
 _DEEP = (100, 1000)
-
-
 _IMAGES = 4
 
 

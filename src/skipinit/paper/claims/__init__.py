@@ -1,32 +1,18 @@
 """The statements of the paper that measurements can contradict, as data; each one knows how to be checked.
 
 One file per subject holds the claims. Their rules are in `points` (method against method), `series` (along
-depth or batch size) and `laws` (networks at initialization).
+depth or batch size) and `claim` (networks at initialization).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..published import Measurements
-from .about_batches import BATCH_SIZE as BATCH_SIZE
-from .about_batches import REGULARIZATION as REGULARIZATION
-from .about_depth import DEPTH as DEPTH
-from .about_depth import IMAGENET as IMAGENET
-from .about_depth import INITIALIZATION as INITIALIZATION
-from .claim import Claim, Verdict
+from .about_batches import BATCH_SIZE, REGULARIZATION
+from .about_depth import DEPTH, IMAGENET, INITIALIZATION
+from .claim import Claim
 
-_ALL = (
-    *INITIALIZATION,
-    *DEPTH,
-    *BATCH_SIZE,
-    *REGULARIZATION,
-    *IMAGENET,
-)
-
-CLAIMS: Mapping[str, Claim] = {claim.id: claim for claim in _ALL}
-
-
-def check_all(measurements: Measurements) -> dict[str, Verdict]:
-    """The verdict on every claim, in the paper's order of subjects."""
-    return {name: claim.check(measurements) for name, claim in CLAIMS.items()}
+CLAIMS: Mapping[str, Claim] = {
+    claim.id: claim for claim in (*INITIALIZATION, *DEPTH, *BATCH_SIZE, *REGULARIZATION, *IMAGENET)
+}
+"""In the paper's order of subjects."""

@@ -23,22 +23,14 @@ from .series import (
     steady,
 )
 
-ACCURACY, LOSS, CIFAR100 = "figure3-accuracy", "figure3-loss", "figure7"
-
-
 METHODS = ("batchnorm", "skipinit", "none")
-
-
 NORMALIZED_OR_SKIPINIT = ("batchnorm", "skipinit", "regularized-skipinit")
-
-
 EVERY = Span(fewest=3)
-
-
 SMALL = Span(high=128)
-
-
 LARGE = Span(low=2048)
+TINY = Span(high=4)
+SMALL_FULL = Span(high=64, fewest=3)
+"""Small batches with the statistics of the full batch (Figures 4, 6 and 8)."""
 
 
 def _proportional(exhibit: str, methods: tuple[str, ...]) -> tuple[Rule, ...]:
@@ -52,126 +44,117 @@ BATCH_SIZE = (
         "batchnorm-better-at-every-batch-size",
         "3",
         "Batch norm is better than no normalization at every batch size, on test set and training set.",
-        (leads(ACCURACY, "batchnorm", "none", EVERY), leads(LOSS, "batchnorm", "none", EVERY)),
+        (
+            leads("figure3", "batchnorm", "none", EVERY),
+            leads("figure3", "batchnorm", "none", EVERY, metric="train_loss"),
+        ),
     ),
     Claim(
         "accuracy-flat-then-falling",
         "3",
         "With and without batch norm, accuracy is the same at all small batches and falls past a threshold.",
-        tuple(flat_then_falling(ACCURACY, method, EVERY) for method in ("batchnorm", "none")),
+        tuple(flat_then_falling("figure3", method, EVERY) for method in ("batchnorm", "none")),
     ),
     Claim(
         "batchnorm-scales-to-larger-batches",
         "3",
         "With batch norm that threshold is significantly larger.",
-        (larger_threshold(ACCURACY, "batchnorm", "none", EVERY),),
+        (larger_threshold("figure3", "batchnorm", "none", EVERY),),
     ),
     Claim(
         "skipinit-narrows-the-gap",
         "3",
         "At small and moderate batch sizes SkipInit narrows the gap between no normalization and batch norm.",
-        (leads(ACCURACY, "skipinit", "none", Span(high=512, fewest=2)),),
+        (leads("figure3", "skipinit", "none", Span(high=512, fewest=2)),),
     ),
     Claim(
         "skipinit-lower-training-loss",
         "3",
         "SkipInit reaches lower training losses than batch norm up to batch sizes of about 1024.",
-        (leads(LOSS, "skipinit", "batchnorm", Span(high=512, fewest=2)),),
+        (leads("figure3", "skipinit", "batchnorm", Span(high=512, fewest=2), metric="train_loss"),),
     ),
     Claim(
         "skipinit-worse-at-large-batches",
         "3",
         "At very large batch sizes SkipInit is worse than batch norm.",
-        (leads(ACCURACY, "batchnorm", "skipinit", LARGE),),
+        (leads("figure3", "batchnorm", "skipinit", LARGE),),
     ),
     Claim(
         "small-batch-rate-proportional",
         "3",
         "While the batch is small, the best rate of all three methods grows in proportion to it.",
-        _proportional(ACCURACY, METHODS),
+        _proportional("figure3", METHODS),
     ),
     Claim(
         "small-batch-rates-similar",
         "3",
         "While the batch is small, the best rates of all three methods are similar.",
-        (similar_rates(ACCURACY, METHODS, SMALL),),
+        (similar_rates("figure3", METHODS, SMALL),),
     ),
     Claim(
         "small-batch-rates-far-from-unstable",
         "3",
         "While the batch is small, large rates do not help: the best is far below the largest stable one.",
-        tuple(far_from_unstable(ACCURACY, method, EVERY) for method in METHODS),
+        tuple(far_from_unstable("figure3", method, EVERY) for method in METHODS),
     ),
     Claim(
         "large-batch-rate-constant",
         "3",
         "Once the batch is large, the best rate no longer depends on it.",
-        tuple(constant_rate(ACCURACY, method, Span(low=2048, fewest=2)) for method in METHODS),
+        tuple(constant_rate("figure3", method, Span(low=2048, fewest=2)) for method in METHODS),
     ),
     Claim(
         "large-batch-batchnorm-uses-larger-rates",
         "3",
         "Once the batch is large, batch norm uses larger rates.",
-        tuple(larger_rates(ACCURACY, "batchnorm", method, LARGE) for method in ("skipinit", "none")),
+        tuple(larger_rates("figure3", "batchnorm", method, LARGE) for method in ("skipinit", "none")),
     ),
     Claim(
         "largest-stable-rates",
         "3",
         "Batch norm has the largest stable rate, then SkipInit, then no normalization.",
         (
-            larger_stable_rate(ACCURACY, "batchnorm", "skipinit", EVERY),
-            larger_stable_rate(ACCURACY, "skipinit", "none", EVERY),
+            larger_stable_rate("figure3", "batchnorm", "skipinit", EVERY),
+            larger_stable_rate("figure3", "skipinit", "none", EVERY),
         ),
     ),
     Claim(
         "accuracy-never-rises-with-batch-size",
         "3",
         "At a fixed number of epochs no method gains accuracy from a larger batch.",
-        tuple(never_rises(ACCURACY, method, EVERY) for method in METHODS),
+        tuple(never_rises("figure3", method, EVERY) for method in METHODS),
     ),
     Claim(
         "cifar100-batchnorm-better-at-every-batch-size",
         "E",
         "On CIFAR-100 batch norm is more accurate than SkipInit, regularized or not, at every batch size.",
-        tuple(leads(CIFAR100, "batchnorm", method, EVERY) for method in NORMALIZED_OR_SKIPINIT[1:]),
+        tuple(leads("figure7", "batchnorm", method, EVERY) for method in NORMALIZED_OR_SKIPINIT[1:]),
     ),
     Claim(
         "cifar100-unnormalized-not-competitive",
         "E",
         "Without batch norm and without SkipInit, WRN-28-10 does not reach a competitive accuracy.",
-        (leads(CIFAR100, "skipinit", "none", EVERY, over=2.0),),
+        (leads("figure7", "skipinit", "none", EVERY, over=2.0),),
     ),
     Claim(
         "cifar100-small-batch-rate-proportional",
         "E",
         "On CIFAR-100, too, the best rate is proportional to the batch size while that is small.",
-        _proportional(CIFAR100, NORMALIZED_OR_SKIPINIT),
+        _proportional("figure7", NORMALIZED_OR_SKIPINIT),
     ),
     Claim(
         "cifar100-small-batch-rates-similar",
         "E",
         "On CIFAR-100, too, the best rates of all three methods are about equal while the batch is small.",
-        (similar_rates(CIFAR100, NORMALIZED_OR_SKIPINIT, SMALL),),
+        (similar_rates("figure7", NORMALIZED_OR_SKIPINIT, SMALL),),
     ),
     Claim(
         "cifar100-batchnorm-largest-stable-rate",
         "E",
         "On CIFAR-100, too, batch norm has the largest stable rate.",
-        tuple(larger_stable_rate(CIFAR100, "batchnorm", m, EVERY) for m in NORMALIZED_OR_SKIPINIT[1:]),
+        tuple(larger_stable_rate("figure7", "batchnorm", m, EVERY) for m in NORMALIZED_OR_SKIPINIT[1:]),
     ),
 )
-
-
-FULL_ACCURACY, FULL_LOSS, FULL_CIFAR100 = "figure4-accuracy", "figure4-loss", "figure8"
-
-
-FULL_METHODS = ("batchnorm", "skipinit", "regularized-skipinit")
-
-
-TINY = Span(high=4)
-
-
-SMALL_FULL = Span(high=64, fewest=3)
 
 
 REGULARIZATION = (
@@ -179,63 +162,63 @@ REGULARIZATION = (
         "batchnorm-accuracy-peaks-at-intermediate-batch",
         "4",
         "With full-batch statistics the accuracy of batch norm is highest at a batch of about 64.",
-        (peaks(FULL_ACCURACY, "batchnorm", 32, 128),),
+        (peaks("figure4", "batchnorm", 32, 128),),
     ),
     Claim(
         "batchnorm-loss-rises-from-1-to-2",
         "4",
         "The training loss of batch norm rises from a batch of 1 to a batch of 2.",
-        (loss_rises(FULL_LOSS, "batchnorm", (1, 2)),),
+        (loss_rises("figure4", "batchnorm", (1, 2)),),
     ),
     Claim(
         "batchnorm-loss-falls-from-2",
         "4",
         "From a batch of 2 up the training loss of batch norm falls consistently.",
-        (loss_falls(FULL_LOSS, "batchnorm", Span(low=2, fewest=3)),),
+        (loss_falls("figure4", "batchnorm", Span(low=2, fewest=3)),),
     ),
     Claim(
         "skipinit-independent-of-small-batches",
         "4",
         "SkipInit, regularized or not, does not depend on the batch size while that is small.",
-        tuple(steady(FULL_ACCURACY, method, SMALL_FULL) for method in FULL_METHODS[1:]),
+        tuple(steady("figure4", method, SMALL_FULL) for method in NORMALIZED_OR_SKIPINIT[1:]),
     ),
     Claim(
         "regularized-skipinit-better-at-tiny-batches",
         "4",
         "At very small batch sizes Regularized SkipInit is more accurate than batch norm.",
-        (leads(FULL_ACCURACY, "regularized-skipinit", "batchnorm", TINY),),
+        (leads("figure4", "regularized-skipinit", "batchnorm", TINY),),
     ),
     Claim(
         "regularization-narrows-the-gap",
         "3",
         "Extra regularization raises the accuracy of SkipInit at small batch sizes.",
-        (leads(FULL_ACCURACY, "regularized-skipinit", "skipinit", SMALL_FULL),),
+        (leads("figure4", "regularized-skipinit", "skipinit", SMALL_FULL),),
     ),
     Claim(
         "full-batch-rates-similar",
         "D.3",
         "While the batch is small, best rates of batch norm, SkipInit and Regularized SkipInit are similar.",
         (
-            similar_rates(FULL_ACCURACY, FULL_METHODS, SMALL_FULL),
-            similar_rates(FULL_LOSS, FULL_METHODS, SMALL_FULL),
+            similar_rates("figure6", NORMALIZED_OR_SKIPINIT, SMALL_FULL),
+            similar_rates("figure6", NORMALIZED_OR_SKIPINIT, SMALL_FULL, metric="train_loss"),
         ),
     ),
     Claim(
         "cifar100-batchnorm-accuracy-peaks-at-16",
         "E",
         "On CIFAR-100 the accuracy of batch norm peaks at a batch of 16 and decays to either side.",
-        (peaks(FULL_CIFAR100, "batchnorm", 8, 32),),
+        (peaks("figure8", "batchnorm", 8, 32),),
     ),
     Claim(
         "cifar100-regularized-skipinit-better-at-tiny-batches",
         "E",
         "On CIFAR-100, too, Regularized SkipInit is more accurate than batch norm at very small batches.",
-        (leads(FULL_CIFAR100, "regularized-skipinit", "batchnorm", TINY),),
+        (leads("figure8", "regularized-skipinit", "batchnorm", TINY),),
     ),
     Claim(
         "cifar100-regularized-skipinit-competitive-at-moderate-batches",
         "E",
         "On CIFAR-100 Regularized SkipInit is competitive with batch norm at moderately large batches.",
-        (leads(FULL_CIFAR100, "regularized-skipinit", "batchnorm", Span(low=64, high=256), over=-1.5),),
+        (leads("figure8", "regularized-skipinit", "batchnorm", Span(low=64, high=256), over=-1.5),),
     ),
 )

@@ -13,11 +13,6 @@ from .claim import Claim, below, equals, follows, proportional
 from .points import fails, leads, similar_losses, trains
 from .series import constant_rate
 
-
-def _one(depth: float) -> float:
-    return 1.0
-
-
 INITIALIZATION = (
     Claim(
         "unnormalized-variance-doubles",
@@ -41,7 +36,7 @@ INITIALIZATION = (
         "normalized-branch-variance-is-one",
         "2.1",
         "With batch norm every residual branch ends with a variance of about 1.",
-        (follows("figure2b", "branch_variance", _one, "1"),),
+        (follows("figure2b", "branch_variance", lambda _: 1.0, "1"),),
     ),
     Claim(
         "normalization-divides-by-root-depth",
@@ -88,7 +83,7 @@ INITIALIZATION = (
         "With ReLUs, too, the skip variance of block l is about l and its branch variance about 1.",
         (
             follows("figure5", "skip_variance", normalized_variance, "l"),
-            follows("figure5", "branch_variance", _one, "1"),
+            follows("figure5", "branch_variance", lambda _: 1.0, "1"),
         ),
     ),
     Claim(
@@ -113,11 +108,7 @@ INITIALIZATION = (
 
 
 DEPTHS = (16, 100, 1000)
-
-
 DEEP = (100, 1000)
-
-
 DEEPEST = (1000,)
 
 
@@ -227,28 +218,14 @@ DEPTH = (
 )
 
 
-SMALL = (256, 1024)
-
-
 STANDARD = (256,)
-
-
+SMALL = (256, 1024)
 LARGEST = (4096,)
-
-
 EVERY = (256, 1024, 4096)
-
-
 SAME = 0.5
 """Points of accuracy that one run cannot tell apart."""
-
-
 SLIGHTLY = 1.5
-
-
 CONSIDERABLY = 2.0
-
-
 V2, V1 = "table2", "table7"
 
 

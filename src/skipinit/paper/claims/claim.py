@@ -1,4 +1,4 @@
-"""What a claim is: a statement of the paper, the rules that decide it, and the verdict they reach.
+"""What a claim is: a statement of the paper, the rules that decide it, and what they find.
 
 The rules here are those over networks at initialization: rows of named numbers, mostly one per residual
 block. The paper measures one set of random weights, so a law is judged over all blocks together.
@@ -7,42 +7,41 @@ block. The paper measures one set of random weights, so a law is judged over all
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from statistics import fmean, linear_regression
 from typing import Literal
 
-from ..published import Measurements, Row
+from ..measurements import MeasurementSet, Rows
 
-State = Literal["holds", "does not hold", "not measured yet"]
+ClaimState = Literal["does not hold", "holds", "not measured yet"]
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What measurements say of a claim, and the numbers that say it."""
+class Finding:
+    """What measurements say of a claim, and the numbers that say it, in words."""
 
-    state: State
-    evidence: str
-
-
-def verdict(holds: bool, evidence: str) -> Verdict:
-    """The verdict of something measured."""
-    return Verdict("holds" if holds else "does not hold", evidence)
+    state: ClaimState
+    words: str
 
 
-def missing(what: str) -> Verdict:
-    """The verdict of something that is still to be measured."""
-    return Verdict("not measured yet", f"missing: {what}")
+def decided(holds: bool, words: str) -> Finding:
+    """The finding about something measured."""
+    return Finding("holds" if holds else "does not hold", words)
 
 
-def all_of(verdicts: Iterable[Verdict]) -> Verdict:
+def missing(what: str) -> Finding:
+    """The finding about something that is still to be measured."""
+    return Finding("not measured yet", f"missing: {what}")
+
+
+def all_of(findings: Iterable[Finding]) -> Finding:
     """One contradiction refutes, whatever is missing; else that leaves it open. What decides comes first."""
-    everything = list(verdicts)
-    order: tuple[State, ...] = ("does not hold", "not measured yet", "holds")
-    ranked = sorted(everything, key=lambda each: order.index(each.state))
+    order: tuple[ClaimState, ...] = ("does not hold", "not measured yet", "holds")
+    ranked = sorted(findings, key=lambda each: order.index(each.state))
     state = ranked[0].state
-    told = [each for each in ranked if state != "does not hold" or each.state != "not measured yet"]
-    return Verdict(state, "; ".join(dict.fromkeys(each.evidence for each in told)))
+    named = [each for each in ranked if state != "does not hold" or each.state != "not measured yet"]
+    return Finding(state, "; ".join(dict.fromkeys(each.words for each in named)))
 
 
 @dataclass(frozen=True)
@@ -50,12 +49,12 @@ class Rule:
     """How measurements decide."""
 
     exhibit: str
-    """The table, sweep or figure it reads."""
+    """The table, figure or probe it reads."""
     needs: str
     """What of it must be measured."""
     criterion: str
     """What must be so, with our reading of words like `similar`."""
-    judge: Callable[[Measurements], Verdict]
+    judge: Callable[[MeasurementSet], Finding]
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,7 @@ class Claim:
 
     @property
     def exhibits(self) -> tuple[str, ...]:
-        """The tables, sweeps and figures to measure."""
+        """The tables, figures and probes to measure."""
         return tuple(dict.fromkeys(rule.exhibit for rule in self.rules))
 
     @property
@@ -84,18 +83,16 @@ class Claim:
         """What must be so for it to hold."""
         return "; ".join(dict.fromkeys(rule.criterion for rule in self.rules))
 
-    def check(self, measurements: Measurements) -> Verdict:
+    def check(self, measurements: MeasurementSet) -> Finding:
         """Whether it holds in these measurements."""
         return all_of(rule.judge(measurements) for rule in self.rules)
 
 
 Law = Callable[[float], float]
-
+"""What a quantity of block l should be."""
 
 APPROXIMATELY = 0.1
 """Mean relative deviation over the blocks that still is `approximately equal`."""
-
-
 FEWEST_BLOCKS = 10
 
 
@@ -103,13 +100,13 @@ def _over_rows(
     figure: str,
     columns: tuple[str, ...],
     criterion: str,
-    decide: Callable[..., Verdict],
+    decide: Callable[..., Finding],
     fewest: int = FEWEST_BLOCKS,
 ) -> Rule:
     """`decide` gets the depths and the columns."""
     needs = f"{figure}: {', '.join(columns)} in {fewest} row{'s' * (fewest > 1)} or more"
 
-    def judge(measurements: Measurements) -> Verdict:
+    def judge(measurements: MeasurementSet) -> Finding:
         rows = measurements.rows.get(figure, ())
         columns_found = [_column(rows, name) for name in ("depth", *columns)]
         if len(rows) < fewest or any(len(column) < len(rows) for column in columns_found):
@@ -119,14 +116,14 @@ def _over_rows(
     return Rule(figure, needs, criterion, judge)
 
 
-def _column(rows: Sequence[Row], name: str) -> list[float]:
+def _column(rows: Rows, name: str) -> list[float]:
     return [value for row in rows if (value := row.get(name)) is not None]
 
 
 def follows(figure: str, column: str, law: Law, formula: str) -> Rule:
     """The column is approximately the law of the depth l."""
 
-    def decide(depths: list[float], measured: list[float]) -> Verdict:
+    def decide(depths: list[float], measured: list[float]) -> Finding:
         return _close(f"{column} against {formula}", measured, [law(depth) for depth in depths])
 
     criterion = f"{column} = {formula} within {APPROXIMATELY:.0%} on average"
@@ -136,29 +133,29 @@ def follows(figure: str, column: str, law: Law, formula: str) -> Rule:
 def equals(figure: str, column: str, other: str) -> Rule:
     """Two columns are approximately equal."""
 
-    def decide(_: list[float], measured: list[float], reference: list[float]) -> Verdict:
+    def decide(_: list[float], measured: list[float], reference: list[float]) -> Finding:
         return _close(f"{column} against {other}", measured, reference)
 
     criterion = f"{column} = {other} within {APPROXIMATELY:.0%} on average"
     return _over_rows(figure, (column, other), criterion, decide)
 
 
-def _close(what: str, measured: list[float], expected: list[float]) -> Verdict:
+def _close(what: str, measured: list[float], expected: list[float]) -> Finding:
     deviations = [abs(value / reference - 1) for value, reference in zip(measured, expected, strict=True)]
     words = f"{what}: off by {fmean(deviations):.1%} on average and {max(deviations):.1%} at most"
-    return verdict(fmean(deviations) <= APPROXIMATELY, f"{words}, {len(deviations)} blocks")
+    return decided(fmean(deviations) <= APPROXIMATELY, f"{words}, {len(deviations)} blocks")
 
 
 def proportional(figure: str, column: str, low: float = 0.0, high: float = math.inf) -> Rule:
     """The column is c l^p with p near 1 and low ≤ c < high."""
 
-    def decide(depths: list[float], measured: list[float]) -> Verdict:
+    def decide(depths: list[float], measured: list[float]) -> Finding:
         if min(measured) <= 0:
-            return verdict(False, f"{column} is not positive everywhere")
+            return decided(False, f"{column} is not positive everywhere")
         power = linear_regression(list(map(math.log, depths)), list(map(math.log, measured))).slope
         coefficient = fmean(value / depth for value, depth in zip(measured, depths, strict=True))
         holds = abs(power - 1) <= APPROXIMATELY and low <= coefficient < high
-        return verdict(holds, f"{column} ∝ l^{power:.2f}, and {coefficient:.2f} l on average")
+        return decided(holds, f"{column} ∝ l^{power:.2f}, and {coefficient:.2f} l on average")
 
     limits = "" if high == math.inf else f", {low:g} ≤ {column} / l < {high:g} on average"
     return _over_rows(figure, (column,), f"{column} ∝ l^p with |p - 1| ≤ {APPROXIMATELY:g}{limits}", decide)
@@ -167,10 +164,10 @@ def proportional(figure: str, column: str, low: float = 0.0, high: float = math.
 def below(figure: str, column: str, other: str, ratio: float = 1.0, fewest: int = FEWEST_BLOCKS) -> Rule:
     """The column is less than `ratio` times the other in every row."""
 
-    def decide(_: list[float], smaller: list[float], larger: list[float]) -> Verdict:
+    def decide(_: list[float], smaller: list[float], larger: list[float]) -> Finding:
         ratios = [one / two for one, two in zip(smaller, larger, strict=True)]
         words = f"{column} / {other} is {fmean(ratios):.3g} on average, {max(ratios):.3g} at most"
-        return verdict(max(ratios) < ratio, words)
+        return decided(max(ratios) < ratio, words)
 
     criterion = f"{column} < {'' if ratio == 1 else f'{ratio:g} × '}{other} in every row"
     return _over_rows(figure, (column, other), criterion, decide, fewest)

@@ -7,11 +7,13 @@ where it names depths or batch sizes, every one of them is needed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from ..published import Address, BestRate, Measurements, Outcome, find_exhibit
-from .claim import Rule, Verdict, all_of, missing, verdict
+from ...sweeping.results import Metric
+from ..exhibits import EXHIBITS
+from ..measurements import BestRate, MeasurementSet, Result
+from .claim import Finding, Rule, all_of, decided, missing
 
 FEWEST_RATES = 3
 """A cell counts as failed only when this many rates were tried: any network fails at one absurd rate."""
@@ -36,23 +38,20 @@ class Span:
 At = tuple[int, ...] | Span
 
 
-def needs(exhibit: str, methods: tuple[str, ...], at: At) -> str:
+def needs(exhibit: str, methods: tuple[str, ...], at: At, metric: Metric) -> str:
     """What a rule reads, in words."""
-    where = str(at) if isinstance(at, Span) else f"{_axis(exhibit)} {', '.join(map(str, at))}"
-    return f"{find_exhibit(exhibit).label}: {', '.join(methods)} at {where}"
+    facts = EXHIBITS[exhibit]
+    where = str(at) if isinstance(at, Span) else f"{facts.axis_name} {', '.join(map(str, at))}"
+    return f"{facts.panel(metric)}: {', '.join(methods)} at {where}"
 
 
-def _axis(exhibit: str) -> str:
-    return find_exhibit(exhibit).axis.replace("_", " ")
-
-
-def still_open(outcomes: Mapping[str, Outcome], how_well: bool = True) -> Verdict | None:
+def still_open(results: Mapping[str, Result], how_well: bool = True) -> Finding | None:
     """What is to be measured before these decide; `how_well` and not only whether they train."""
-    for name, outcome in outcomes.items():
-        if outcome.failed and len(outcome.tried) < FEWEST_RATES:
-            return missing(f"{name} at {FEWEST_RATES} rates or more; {outcome}")
-        if outcome.reservation and how_well:
-            return missing(f"a number of {name} to compare; {outcome} is {outcome.reservation}")
+    for name, result in results.items():
+        if result.failed and len(result.tried) < FEWEST_RATES:
+            return missing(f"{name} at {FEWEST_RATES} rates or more; {result}")
+        if result.reservation and how_well:
+            return missing(f"a number of {name} to compare; {result} is {result.reservation}")
     return None
 
 
@@ -61,53 +60,50 @@ def _at_each(
     methods: tuple[str, ...],
     at: At,
     criterion: str,
-    compare: Callable[..., Verdict],
+    compare: Callable[..., Finding],
+    metric: Metric | None = None,
     how_well: bool = True,
 ) -> Rule:
-    """`compare` gets the outcomes of the methods, in their order, at each point."""
+    """`compare` gets the results of the methods, in their order, at each point.
 
-    def judge(measurements: Measurements) -> Verdict:
-        points = _common(measurements, exhibit, methods, at) if isinstance(at, Span) else at
-        verdicts = [_at(measurements, exhibit, methods, point, compare, how_well) for point in points]
+    The metric is the exhibit's first if not given.
+    """
+    read = metric or EXHIBITS[exhibit].metrics[0]
+
+    def judge(measurements: MeasurementSet) -> Finding:
+        measured = {method: measurements.series(exhibit, method, read) for method in methods}
+        points = _common(measured.values(), at) if isinstance(at, Span) else at
+        findings = [
+            judge_at(point, {m: series.get(point) for m, series in measured.items()}) for point in points
+        ]
         if isinstance(at, Span) and len(points) < at.fewest:
-            verdicts.append(missing(needs(exhibit, methods, at)))
-        return all_of(verdicts)
+            findings.append(missing(needs(exhibit, methods, at, read)))
+        return all_of(findings)
 
-    return Rule(exhibit, needs(exhibit, methods, at), criterion, judge)
+    def judge_at(point: int, cells: Mapping[str, Result | None]) -> Finding:
+        results = {method: result for method, result in cells.items() if result is not None}
+        if absent := tuple(method for method in methods if method not in results):
+            return missing(needs(exhibit, absent, (point,), read))
+        found = still_open(results, how_well) or compare(*results.values())
+        where = f"{EXHIBITS[exhibit].panel(read)}, {EXHIBITS[exhibit].axis_name} {point}"
+        reservations = dict.fromkeys(each.reservation for each in results.values() if each.reservation)
+        if reservations and found.state != "not measured yet":
+            where += f" ({', '.join(reservations)})"
+        return Finding(found.state, f"{where}: {found.words}")
+
+    return Rule(exhibit, needs(exhibit, methods, at, read), criterion, judge)
 
 
-def _common(
-    measurements: Measurements, exhibit: str, methods: tuple[str, ...], span: Span
-) -> tuple[int, ...]:
-    measured = [set(measurements.series(exhibit, method)) for method in methods]
-    return tuple(sorted(at for at in set.intersection(*measured) if at in span))
-
-
-def _at(
-    measurements: Measurements,
-    exhibit: str,
-    methods: tuple[str, ...],
-    at: int,
-    compare: Callable[..., Verdict],
-    how_well: bool,
-) -> Verdict:
-    cells = {method: measurements.cells.get(Address(exhibit, method, at)) for method in methods}
-    outcomes = {method: outcome for method, outcome in cells.items() if outcome is not None}
-    if absent := cells.keys() - outcomes.keys():
-        return missing(needs(exhibit, tuple(method for method in methods if method in absent), (at,)))
-    found = still_open(outcomes, how_well) or compare(*outcomes.values())
-    where = f"{find_exhibit(exhibit).label}, {_axis(exhibit)} {at}"
-    reservations = dict.fromkeys(each.reservation for each in outcomes.values() if each.reservation)
-    if reservations and found.state != "not measured yet":
-        where += f" ({', '.join(reservations)})"
-    return Verdict(found.state, f"{where}: {found.evidence}")
+def _common(measured: Iterable[Mapping[int, Result]], span: Span) -> tuple[int, ...]:
+    """The points of the span that every method was measured at."""
+    return tuple(sorted(at for at in set.intersection(*map(set, measured)) if at in span))
 
 
 def trains(exhibit: str, method: str, at: At) -> Rule:
     """Some rate leaves chance behind."""
 
-    def compare(outcome: Outcome) -> Verdict:
-        return verdict(not outcome.failed, f"{method} {outcome}")
+    def compare(result: Result) -> Finding:
+        return decided(not result.failed, f"{method} {result}")
 
     criterion = f"{method} is above chance at some rate"
     return _at_each(exhibit, (method,), at, criterion, compare, how_well=False)
@@ -116,87 +112,95 @@ def trains(exhibit: str, method: str, at: At) -> Rule:
 def fails(exhibit: str, method: str, at: At) -> Rule:
     """At chance at every rate."""
 
-    def compare(outcome: Outcome) -> Verdict:
-        return verdict(outcome.failed, f"{method} {outcome}")
+    def compare(result: Result) -> Finding:
+        return decided(result.failed, f"{method} {result}")
 
     criterion = f"{method} is at chance at every rate tried, {FEWEST_RATES} or more"
     return _at_each(exhibit, (method,), at, criterion, compare, how_well=False)
 
 
 def leads(
-    exhibit: str, first: str, second: str, at: At, over: float = 0.0, up_to: float | None = None
+    exhibit: str,
+    first: str,
+    second: str,
+    at: At,
+    over: float = 0.0,
+    up_to: float | None = None,
+    metric: Metric | None = None,
 ) -> Rule:
     """over < lead ≤ up_to, the lead being in points of accuracy, or how much lower the loss is."""
 
-    def compare(one: Outcome, other: Outcome) -> Verdict:
+    def compare(one: Result, other: Result) -> Finding:
         # Rounded, because 75.0 - 74.5 must not miss a bound of 0.5 by the last bit; two failures lead by NaN.
         lead = round(one.score - other.score, 9)
         within = lead > over and (up_to is None or lead <= up_to)
-        return verdict(within, f"{first} {one} against {second} {other}")
+        return decided(within, f"{first} {one} against {second} {other}")
 
-    unit = "points" if find_exhibit(exhibit).metric == "test_accuracy" else "lower loss"
+    of_loss = (metric or EXHIBITS[exhibit].metrics[0]) == "train_loss"
     limit = "" if up_to is None else f" and at most {up_to:g}"
-    criterion = f"{first} leads {second} by more than {over:g}{limit} {unit}"
-    return _at_each(exhibit, (first, second), at, criterion, compare)
+    criterion = f"{first} leads {second} by more than {over:g}{limit} {'lower loss' if of_loss else 'points'}"
+    return _at_each(exhibit, (first, second), at, criterion, compare, metric)
 
 
 def similar_losses(exhibit: str, first: str, second: str, at: At, factor: float = 2.0) -> Rule:
     """The larger loss is at most `factor` times the smaller."""
 
-    def compare(one: Outcome, other: Outcome) -> Verdict:
+    def compare(one: Result, other: Result) -> Finding:
         worst, best = sorted((one.score, other.score))
-        return verdict(worst >= factor * best > -math.inf, f"{first} {one} against {second} {other}")
+        return decided(worst >= factor * best > -math.inf, f"{first} {one} against {second} {other}")
 
     criterion = f"the losses of {first} and {second} are within a factor of {factor:g}"
     return _at_each(exhibit, (first, second), at, criterion, compare)
 
 
-def similar_rates(exhibit: str, methods: tuple[str, ...], at: At, factor: float = 2.0) -> Rule:
+def similar_rates(
+    exhibit: str, methods: tuple[str, ...], at: At, factor: float = 2.0, metric: Metric | None = None
+) -> Rule:
     """One rate is within `factor` of every method's error bar."""
 
-    def compare(*outcomes: Outcome) -> Verdict:
-        return rates_agree(dict(zip(methods, outcomes, strict=True)), factor)
+    def compare(*results: Result) -> Finding:
+        return rates_agree(dict(zip(methods, results, strict=True)), factor)
 
     criterion = f"best rates of {', '.join(methods)}, with error bars, are within a factor of {factor:g}"
-    return _at_each(exhibit, methods, at, criterion, compare)
+    return _at_each(exhibit, methods, at, criterion, compare, metric)
 
 
 def larger_rates(exhibit: str, first: str, second: str, at: At) -> Rule:
     """The best rate of the first is the larger."""
 
-    def compare(one: Outcome, other: Outcome) -> Verdict:
+    def compare(one: Result, other: Result) -> Finding:
         rates = best_rates({first: one, second: other})
-        if isinstance(rates, Verdict):
+        if isinstance(rates, Finding):
             return rates
         mine, others = rates
-        return verdict(mine.lr > others.lr, f"best rates {mine} ({first}), {others} ({second})")
+        return decided(mine.lr > others.lr, f"best rates {mine} ({first}), {others} ({second})")
 
     criterion = f"the best rate of {first} exceeds that of {second}"
     return _at_each(exhibit, (first, second), at, criterion, compare)
 
 
-def rates_agree(outcomes: Mapping[str, Outcome], factor: float) -> Verdict:
+def rates_agree(results: Mapping[str, Result], factor: float) -> Finding:
     """Whether one rate is within `factor` of all error bars."""
-    rates = best_rates(outcomes)
-    if isinstance(rates, Verdict):
+    rates = best_rates(results)
+    if isinstance(rates, Finding):
         return rates
     agree = max(rate.low for rate in rates) <= factor * min(rate.high for rate in rates)
-    words = ", ".join(f"{rate} ({name})" for name, rate in zip(outcomes, rates, strict=True))
-    return verdict(agree, f"best rates {words}")
+    words = ", ".join(f"{rate} ({name})" for name, rate in zip(results, rates, strict=True))
+    return decided(agree, f"best rates {words}")
 
 
-def best_rates(outcomes: Mapping[str, Outcome]) -> list[BestRate] | Verdict:
-    """The best rates of named outcomes, in their order, or the verdict where one has none.
+def best_rates(results: Mapping[str, Result]) -> list[BestRate] | Finding:
+    """The best rates of named results, in their order, or the finding where one has none.
 
     A failed cell has no best rate, which contradicts; one at the edge of its grid is not known yet.
     """
     rates = []
-    for name, outcome in outcomes.items():
-        if outcome.failed:
-            return verdict(False, f"{name} {outcome}")
-        if outcome.rate is None:
+    for name, result in results.items():
+        if result.failed:
+            return decided(False, f"{name} {result}")
+        if result.rate is None:
             return missing(f"the best rate of {name}")
-        if outcome.rate.at_edge:
-            return missing(f"rates beyond {outcome.rate} for {name}, the best so far and the end of the grid")
-        rates.append(outcome.rate)
+        if result.rate.at_edge:
+            return missing(f"rates beyond {result.rate} for {name}, the best so far and the end of the grid")
+        rates.append(result.rate)
     return rates

@@ -8,46 +8,55 @@ from itertools import combinations, pairwise
 from statistics import linear_regression
 from typing import Literal
 
-from ..published import Measurements, Outcome, rate_text
-from .claim import Rule, Verdict, missing, verdict
+from ...notation import rate_text
+from ...sweeping.results import Metric
+from ..exhibits import EXHIBITS
+from ..measurements import MeasurementSet, Result
+from .claim import Finding, Rule, decided, missing
 from .points import At, Span, best_rates, needs, rates_agree, still_open
 
 SAME = 0.5
 """Points of accuracy that are no difference: a few of the paper's standard deviations."""
 
-Series = dict[int, Outcome]
+Points = dict[int, Result]
 
 
 def _along(
-    exhibit: str, methods: tuple[str, ...], at: At, criterion: str, decide: Callable[..., Verdict]
+    exhibit: str,
+    methods: tuple[str, ...],
+    at: At,
+    criterion: str,
+    decide: Callable[..., Finding],
+    metric: Metric | None = None,
 ) -> Rule:
     """`decide` gets the series of each method, cut to the points asked for."""
+    read = metric or EXHIBITS[exhibit].metrics[0]
 
-    def judge(measurements: Measurements) -> Verdict:
+    def judge(measurements: MeasurementSet) -> Finding:
         cut = []
         for method in methods:
-            measured = measurements.series(exhibit, method)
-            series = {point: outcome for point, outcome in measured.items() if point in at}
+            measured = measurements.series(exhibit, method, read)
+            series = {point: result for point, result in measured.items() if point in at}
             if len(series) < (at.fewest if isinstance(at, Span) else len(at)):
-                return missing(needs(exhibit, (method,), at))
+                return missing(needs(exhibit, (method,), at, read))
             if found := still_open({f"{method} at {point}": each for point, each in series.items()}):
                 return found
             cut.append(series)
         return decide(*cut)
 
-    return Rule(exhibit, needs(exhibit, methods, at), criterion, judge)
+    return Rule(exhibit, needs(exhibit, methods, at, read), criterion, judge)
 
 
-def _words(method: str, series: Series) -> str:
-    return f"{method} " + ", ".join(f"{outcome} at {at}" for at, outcome in series.items())
+def _words(method: str, series: Points) -> str:
+    return f"{method} " + ", ".join(f"{result} at {at}" for at, result in series.items())
 
 
 def constant_rate(exhibit: str, method: str, at: At, factor: float = 2.0) -> Rule:
     """One rate is within `factor` of every error bar."""
 
-    def decide(series: Series) -> Verdict:
-        found = rates_agree({str(at): outcome for at, outcome in series.items()}, factor)
-        return Verdict(found.state, f"{method}: {found.evidence}")
+    def decide(series: Points) -> Finding:
+        found = rates_agree({str(at): result for at, result in series.items()}, factor)
+        return Finding(found.state, f"{method}: {found.words}")
 
     criterion = f"best rates of {method}, with error bars, are within a factor of {factor:g}"
     return _along(exhibit, (method,), at, criterion, decide)
@@ -56,15 +65,15 @@ def constant_rate(exhibit: str, method: str, at: At, factor: float = 2.0) -> Rul
 def proportional_rate(exhibit: str, method: str, at: Span, tolerance: float = 1 / 3) -> Rule:
     """The best rate grows as a power of the batch size that is near 1, over a factor of 4 or more."""
 
-    def decide(series: Series) -> Verdict:
+    def decide(series: Points) -> Finding:
         if max(series) < 4 * min(series):
             return missing(f"{method} over a factor of 4 in batch size")
-        rates = best_rates({f"{method} at {at}": outcome for at, outcome in series.items()})
-        if isinstance(rates, Verdict):
+        rates = best_rates({f"{method} at {at}": result for at, result in series.items()})
+        if isinstance(rates, Finding):
             return rates
         power = linear_regression(list(map(math.log, series)), [math.log(rate.lr) for rate in rates]).slope
         words = ", ".join(f"{rate} at {at}" for at, rate in zip(series, rates, strict=True))
-        return verdict(abs(power - 1) <= tolerance, f"{method}: power {power:.2f} of best rates {words}")
+        return decided(abs(power - 1) <= tolerance, f"{method}: power {power:.2f} of best rates {words}")
 
     criterion = f"best rate of {method} ∝ (batch size)^p with |p - 1| ≤ {tolerance:.2g}"
     return _along(exhibit, (method,), at, criterion, decide)
@@ -73,9 +82,9 @@ def proportional_rate(exhibit: str, method: str, at: Span, tolerance: float = 1 
 def steady(exhibit: str, method: str, at: Span, within: float = SAME) -> Rule:
     """No two batch sizes differ by more than `within`."""
 
-    def decide(series: Series) -> Verdict:
-        scores = [outcome.score for outcome in series.values()]
-        return verdict(max(scores) - min(scores) <= within, _words(method, series))
+    def decide(series: Points) -> Finding:
+        scores = [result.score for result in series.values()]
+        return decided(max(scores) - min(scores) <= within, _words(method, series))
 
     return _along(exhibit, (method,), at, f"{method} varies by at most {within:g} points", decide)
 
@@ -83,10 +92,10 @@ def steady(exhibit: str, method: str, at: Span, within: float = SAME) -> Rule:
 def flat_then_falling(exhibit: str, method: str, at: Span, same: float = SAME) -> Rule:
     """The smallest batch is as good as any, the largest is worse."""
 
-    def decide(series: Series) -> Verdict:
-        scores = [outcome.score for outcome in series.values()]
+    def decide(series: Points) -> Finding:
+        scores = [result.score for result in series.values()]
         holds = max(scores) - scores[0] <= same < max(scores) - scores[-1]
-        return verdict(holds, _words(method, series))
+        return decided(holds, _words(method, series))
 
     criterion = f"{method}: smallest batch within {same:g} points of the best, largest more than that below"
     return _along(exhibit, (method,), at, criterion, decide)
@@ -95,10 +104,10 @@ def flat_then_falling(exhibit: str, method: str, at: Span, same: float = SAME) -
 def never_rises(exhibit: str, method: str, at: Span, same: float = SAME) -> Rule:
     """No batch size is better than a smaller one."""
 
-    def decide(series: Series) -> Verdict:
-        scores = [outcome.score for outcome in series.values()]
+    def decide(series: Points) -> Finding:
+        scores = [result.score for result in series.values()]
         rises = any(later > earlier + same for earlier, later in combinations(scores, 2))
-        return verdict(not rises, _words(method, series))
+        return decided(not rises, _words(method, series))
 
     criterion = f"{method}: no batch size is more than {same:g} points better than a smaller one"
     return _along(exhibit, (method,), at, criterion, decide)
@@ -107,13 +116,13 @@ def never_rises(exhibit: str, method: str, at: Span, same: float = SAME) -> Rule
 def peaks(exhibit: str, method: str, low: int, high: int) -> Rule:
     """The best batch size is from `low` to `high`, and both ends are worse by more than its spread."""
 
-    def decide(series: Series) -> Verdict:
+    def decide(series: Points) -> Finding:
         if min(series) >= low or max(series) <= high:
             return missing(f"{method} below batch size {low} and above {high}")
         peak = max(series, key=lambda at: series[at].score)
         top, ends = series[peak], (series[min(series)], series[max(series)])
         clear = all(top.score - end.score > (top.spread or 0.0) for end in ends)
-        return verdict(low <= peak <= high and clear, f"best at {peak}: {_words(method, series)}")
+        return decided(low <= peak <= high and clear, f"best at {peak}: {_words(method, series)}")
 
     criterion = f"{method} is best at a batch size from {low} to {high}, both ends are over one spread lower"
     return _along(exhibit, (method,), Span(fewest=3), criterion, decide)
@@ -122,58 +131,58 @@ def peaks(exhibit: str, method: str, low: int, high: int) -> Rule:
 def loss_rises(exhibit: str, method: str, at: tuple[int, ...]) -> Rule:
     """Each loss is above the one before."""
 
-    def decide(series: Series) -> Verdict:
+    def decide(series: Points) -> Finding:
         rising = all(one.score > two.score for one, two in pairwise(series.values()))
-        return verdict(rising, _words(method, series))
+        return decided(rising, _words(method, series))
 
-    return _along(exhibit, (method,), at, f"the loss of {method} rises", decide)
+    return _along(exhibit, (method,), at, f"the loss of {method} rises", decide, "train_loss")
 
 
 def loss_falls(exhibit: str, method: str, at: Span) -> Rule:
     """Each loss is below the one before."""
 
-    def decide(series: Series) -> Verdict:
+    def decide(series: Points) -> Finding:
         falling = all(one.score < two.score for one, two in pairwise(series.values()))
-        return verdict(falling, _words(method, series))
+        return decided(falling, _words(method, series))
 
     criterion = f"the loss of {method} falls from each batch size to the next"
-    return _along(exhibit, (method,), at, criterion, decide)
+    return _along(exhibit, (method,), at, criterion, decide, "train_loss")
 
 
 def larger_threshold(exhibit: str, first: str, second: str, at: Span, factor: float = 2.0) -> Rule:
     """The first keeps its accuracy up to a batch size `factor` times as large as the second does."""
 
-    def decide(one: Series, other: Series) -> Verdict:
+    def decide(one: Points, other: Points) -> Finding:
         mine, others = _threshold(one), _threshold(other)
         if mine is None or others is None:
-            return verdict(False, f"{_words(first, one)}; {_words(second, other)}")
+            return decided(False, f"{_words(first, one)}; {_words(second, other)}")
         if others == max(other):
             return missing(f"{second} at larger batch sizes than {others}, where it is still at its best")
         words = f"accuracy holds up to batch size {mine} with {first}, {others} with {second}"
-        return verdict(mine >= factor * others, words)
+        return decided(mine >= factor * others, words)
 
     criterion = f"largest batch within {SAME:g} points of the best: {first} ≥ {factor:g} × {second}"
     return _along(exhibit, (first, second), at, criterion, decide)
 
 
-def _threshold(series: Series) -> int | None:
+def _threshold(series: Points) -> int | None:
     """The largest batch size as good as the best; None where all failed."""
-    best = max(outcome.score for outcome in series.values())
-    good = (at for at, outcome in series.items() if not outcome.failed and outcome.score >= best - SAME)
+    best = max(result.score for result in series.values())
+    good = (at for at, result in series.items() if not result.failed and result.score >= best - SAME)
     return max(good, default=None)
 
 
 def larger_stable_rate(exhibit: str, first: str, second: str, at: Span) -> Rule:
     """The largest rate at which the first trains, at any batch size, exceeds that of the second."""
 
-    def decide(one: Series, other: Series) -> Verdict:
+    def decide(one: Points, other: Points) -> Finding:
         mine, others = _largest(one, "trained"), _largest(other, "trained")
         if others == _largest(other, "tried"):
             return missing(f"the rate from which {second} no longer trains")
         if mine == _largest(one, "tried") and mine <= others:
             return missing(f"the rate from which {first} no longer trains")
         words = f"largest stable rate {rate_text(mine)} with {first}, {rate_text(others)} with {second}"
-        return verdict(mine > others, words)
+        return decided(mine > others, words)
 
     criterion = f"largest rate above chance, over all batch sizes: {first} > {second}"
     return _along(exhibit, (first, second), at, criterion, decide)
@@ -182,21 +191,21 @@ def larger_stable_rate(exhibit: str, first: str, second: str, at: Span) -> Rule:
 def far_from_unstable(exhibit: str, method: str, at: Span, factor: float = 4.0) -> Rule:
     """At the smallest batch size the best rate is `factor` times below the largest stable one."""
 
-    def decide(series: Series) -> Verdict:
+    def decide(series: Points) -> Finding:
         smallest, stable = min(series), _largest(series, "trained")
         rates = best_rates({f"{method} at {smallest}": series[smallest]})
-        if isinstance(rates, Verdict):
+        if isinstance(rates, Finding):
             return rates
         (best,) = rates
         if factor * best.lr > stable == _largest(series, "tried"):
             return missing(f"the rate from which {method} no longer trains")
         words = f"best rate {best} at batch size {smallest}, largest stable rate {rate_text(stable)}"
-        return verdict(factor * best.lr <= stable, f"{method}: {words}")
+        return decided(factor * best.lr <= stable, f"{method}: {words}")
 
     criterion = f"best rate of {method} at the smallest batch ≤ largest stable rate / {factor:g}"
     return _along(exhibit, (method,), at, criterion, decide)
 
 
-def _largest(series: Series, which: Literal["tried", "trained"]) -> float:
+def _largest(series: Points, which: Literal["tried", "trained"]) -> float:
     """The largest rate tried or trained at, at any batch size; 0 where there is none."""
-    return max((lr for outcome in series.values() for lr in getattr(outcome, which)), default=0.0)
+    return max((lr for result in series.values() for lr in getattr(result, which)), default=0.0)

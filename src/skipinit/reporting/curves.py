@@ -1,14 +1,14 @@
-"""The paper's figures, drawn from what was measured, as SVG that lives inside a page: text stays text,
-colours follow light and dark.
+"""The paper's figures, drawn from what was measured, as SVG inside the page: text stays text, colours follow
+light and dark.
 """
 
 from __future__ import annotations
 
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
-from typing import Any, Literal
+from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -16,15 +16,16 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from ..paper.collect import MeasuredSet, Probed
-from ..paper.published import Exhibit, Outcome
+from ..paper.cells import ExhibitCell
+from ..paper.collect import Probed
+from ..paper.exhibits import Curve, Exhibit
+from ..paper.measurements import Result
+from ..probing.plot import _MARKERS as MARKERS
+from ..probing.plot import BRANCH, MOVING_MEAN, MOVING_VARIANCE, SKIP, Series, draw
+from ..sweeping.results import Metric
 
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
-"""Of Okabe and Ito, which colour-blind readers tell apart; the page has a lighter set for the dark."""
-
-
-MARKERS = ("o", "s", "^", "D")
-
+COLORS = (SKIP, BRANCH, MOVING_VARIANCE, MOVING_MEAN)
+"""In the order of the page's variables, which have a lighter set for the dark."""
 
 _STYLE: dict[Any, object] = {
     "svg.fonttype": "none",
@@ -71,60 +72,51 @@ def _themed(svg: str) -> str:
     return re.sub(r"#000000|\bblack\b", "currentColor", svg, flags=re.IGNORECASE)
 
 
-Kind = Literal["value", "rate"]
-
-
 _METRIC = {"test_accuracy": "test accuracy (%)", "train_loss": "training loss (cross entropy)"}
-
-
 _SHORT = {"batchnorm": "batch norm", "skipinit": "SkipInit", "none": "no normalization",
           "regularized-skipinit": "Regularized SkipInit"}  # fmt: skip
 
 
-# Two series that coincide stay visible: a small square inside a larger circle.
-_SIZES = (7.0, 3.5, 5.5, 4.5)
-
-
-def draw_sweep(exhibit: Exhibit, measured: MeasuredSet, id: str, kinds: Sequence[Kind]) -> list[str]:
-    """A panel for each kind: the metric at its best rate, or that rate, against batch size on log axes."""
-    series = {name: measured.measurements.series(exhibit.name, name) for name in exhibit.methods}
-    where = f"{exhibit.label}, {measured.label}"
+def draw_sweep(exhibit: Exhibit, metric: Metric, cells: Sequence[ExhibitCell], id: str) -> list[str]:
+    """A panel for each curve of the figure, against batch size on log axes."""
+    mine = [cell for cell in cells if cell.exhibit.name == exhibit.name and metric in cell.results]
     panels = []
-    for kind in kinds:
-        name = _METRIC[exhibit.metric] if kind == "value" else "best learning rate"
+    for curve in exhibit.curves:
+        name = _METRIC[metric] if curve == "value" else "best learning rate"
         figure, axes = new_panel()
-        for number, (method, outcomes) in enumerate(series.items()):
-            trained = {at: one for at, one in outcomes.items() if not one.failed}
-            points = [_point(one, kind) for one in trained.values()]
-            _curve(axes, list(trained), points, number, _SHORT[method])
-        _batch_axis(axes, sorted({at for outcomes in series.values() for at in outcomes}))
+        for color, method in zip(COLORS, exhibit.methods, strict=False):
+            results = {cell.at: cell.results[metric] for cell in mine if cell.method.name == method}
+            trained = {at: result for at, result in sorted(results.items()) if not result.failed}
+            _draw_curve(
+                axes, {at: _point(result, curve) for at, result in trained.items()}, color, _SHORT[method]
+            )
+        _batch_axis(axes, sorted({cell.at for cell in mine}))
         axes.set_ylabel(name)
-        if kind == "rate":
+        if curve == "rate":
             axes.set_yscale("log", base=2)
-        elif exhibit.metric == "train_loss":
+        elif metric == "train_loss":
             _loss_axis(axes)
         _legend(axes)
-        panels.append(render(figure, f"{id}-{kind}", escape(f"{where}: {name} against batch size")))
+        label = f"{exhibit.panel(metric)}, {mine[0].label}: {name} against batch size"
+        panels.append(render(figure, f"{id}-{curve}", escape(label)))
     return panels
 
 
-def _point(outcome: Outcome, kind: Kind) -> tuple[float, float, float]:
+def _point(result: Result, curve: Curve) -> tuple[float, float, float]:
     """Value, and its error bar downwards and upwards."""
-    if kind == "rate":
-        assert outcome.rate, "what has not failed has a best rate"
-        return outcome.rate.lr, outcome.rate.lr - outcome.rate.low, outcome.rate.high - outcome.rate.lr
-    assert outcome.value is not None, "it has not failed"
-    return outcome.value, outcome.spread or 0.0, outcome.spread or 0.0
+    if curve == "rate":
+        assert result.rate, "what has not failed has a best rate"
+        return result.rate.lr, result.rate.lr - result.rate.low, result.rate.high - result.rate.lr
+    assert result.value is not None, "it has not failed"
+    return result.value, result.spread or 0.0, result.spread or 0.0
 
 
-def _curve(
-    axes: Axes, x: Sequence[int], points: Sequence[tuple[float, float, float]], number: int, label: str
-) -> None:
+def _draw_curve(axes: Axes, points: Mapping[int, tuple[float, float, float]], color: str, label: str) -> None:
     if not points:
         return
-    value, down, up = zip(*points, strict=True)
+    value, down, up = zip(*points.values(), strict=True)
     axes.errorbar(
-        x, value, yerr=(down, up), color=COLORS[number], marker=MARKERS[number], markersize=5,
+        list(points), value, yerr=(down, up), color=color, marker=MARKERS[color][0], markersize=5,
         markerfacecolor="none", linewidth=1.2, capsize=2.5, label=label,
     )  # fmt: skip
 
@@ -162,25 +154,21 @@ def draw_probe(probed: Probed) -> str:
     plan = next(plan for name, plan in FIGURES.items() if name == probed.figure)
     figure, axes = new_panel()
     depths = [row["depth"] for row in probed.rows]
-    for number, quantity in enumerate(plan.quantities):
-        color = COLORS[number]
-        if quantity.law is not None:
-            law = [quantity.law(depth) for depth in depths]
-            axes.plot(depths, law, color=color, linewidth=1.2, label=f"theory: {_plain(quantity.formula)}")
-        points = [(depth, row[quantity.field]) for depth, row in zip(depths, probed.rows, strict=True)]
-        shown = [(d, v) for d, v in points if v is not None and (plan.scale == "linear" or v > 0)]
-        if shown:
-            axes.plot(
-                *zip(*shown, strict=True), MARKERS[number], color=color, markersize=_SIZES[number],
-                markerfacecolor="none", markevery=max(1, len(shown) // 25), label=quantity.label,
-            )  # fmt: skip
-    axes.set_yscale(plan.scale, **({"base": 2} if plan.scale == "log" else {}))
-    axes.set_xlabel("depth of the residual block, ℓ")
+    series = [
+        Series(
+            quantity.label,
+            quantity.color,
+            [row[quantity.field] for row in probed.rows],
+            [quantity.law(depth) for depth in depths] if quantity.law else None,
+            _plain(quantity.formula),
+        )
+        for quantity in plan.quantities
+    ]
+    draw(axes, depths, series, plan.scale)
     axes.set_ylabel("variance")
     _legend(axes)
-    return render(
-        figure, probed.figure, escape(f"{plan.title}: variances against depth, measured and theory")
-    )
+    label = f"{plan.title}: variances against depth, measured and theory"
+    return render(figure, probed.figure, escape(label))
 
 
 def _plain(formula: str) -> str:

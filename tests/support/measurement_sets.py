@@ -1,31 +1,33 @@
-"""Made-up measurements: one world in which all is as the paper says, and others that contradict it."""
+"""Made-up measurements: one set in which all is as the paper says, and others that contradict it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
 
-from skipinit.paper.published import (
-    Address,
-    BestRate,
-    Measurements,
-    Outcome,
-    find_exhibit,
-    published_measurements,
-)
-from skipinit.paper.recipes import METHODS
+from skipinit.paper.exhibits import EXHIBITS, METHODS
+from skipinit.paper.measurements import BestRate, MeasurementSet, Place, Result
+from skipinit.sweeping.results import Metric
 
 
-def outcome(exhibit: str, value: float | None, lr: float = 0.25, limit: float = 0.5) -> Outcome:
+def published() -> dict[Place, Result]:
+    """The paper's own numbers as if they had been measured here."""
+    return {
+        Place(exhibit.name, method, at, result.metric): result
+        for exhibit in EXHIBITS.values()
+        for (method, at), result in exhibit.cells.items()
+    }
+
+
+def result(metric: Metric, value: float | None, lr: float = 0.25, limit: float = 0.5) -> Result:
     """A cell tried at rates up to four times `limit`, above which nothing trains."""
     tried = tuple(limit * 2.0**exponent for exponent in range(-12, 3))
-    metric = find_exhibit(exhibit).metric
     if value is None:
-        return Outcome(metric, None, tried=tried)
-    return Outcome(metric, value, 0.1, BestRate(lr, lr, lr), tried, tuple(r for r in tried if r <= limit))
+        return Result(metric, None, tried=tried)
+    return Result(metric, value, 0.1, BestRate(lr, lr, lr), tried, tuple(r for r in tried if r <= limit))
 
 
-def figure3(method: str) -> Iterator[tuple[Address, Outcome]]:
+def figure3(method: str) -> Iterator[tuple[Place, Result]]:
     """Flat, then falling past a threshold; rates grow with the batch size up to the largest stable one."""
     accuracy, threshold, limit = {
         "batchnorm": (95.0, 2048, 2.0),
@@ -36,32 +38,39 @@ def figure3(method: str) -> Iterator[tuple[Address, Outcome]]:
         lr = min(0.25 * batch / 64, limit)
         value = accuracy - 2 * max(0.0, math.log2(batch / threshold))
         loss = {"batchnorm": 0.010, "skipinit": 0.005 if batch <= 1024 else 0.03, "none": 0.05}[method]
-        yield Address("figure3-accuracy", method, batch), outcome("figure3-accuracy", value, lr, limit)
-        yield Address("figure3-loss", method, batch), outcome("figure3-loss", loss, lr, limit)
+        yield from _both("figure3", method, batch, (value, loss), lr, limit)
     if method != "batchnorm":
-        yield Address("figure3-accuracy", method, 16), outcome("figure3-accuracy", accuracy, 0.0625, limit)
+        yield Place("figure3", method, 16), result("test_accuracy", accuracy, 0.0625, limit)
 
 
-def figure4(method: str) -> Iterator[tuple[Address, Outcome]]:
+def figures4_and_6(method: str) -> Iterator[tuple[Place, Result]]:
     for batch in (2**n for n in range(11)):
         lr = 0.25 * batch / 64
         accuracies = {"skipinit": 94.0, "regularized-skipinit": 94.6}
         value = accuracies.get(method, 95 - 0.5 * abs(math.log2(batch / 64)))
         loss = 0.05 if batch == 1 else 0.1 * (2 / batch) ** 0.5
-        yield Address("figure4-accuracy", method, batch), outcome("figure4-accuracy", value, lr)
-        yield Address("figure4-loss", method, batch), outcome("figure4-loss", loss, lr)
+        for exhibit in ("figure4", "figure6"):
+            yield from _both(exhibit, method, batch, (value, loss), lr)
 
 
-def figures7_and_8(method: str) -> Iterator[tuple[Address, Outcome]]:
+def _both(
+    exhibit: str, method: str, at: int, values: tuple[float, float], lr: float, limit: float = 0.5
+) -> Iterator[tuple[Place, Result]]:
+    metrics: tuple[Metric, ...] = ("test_accuracy", "train_loss")
+    for metric, value in zip(metrics, values, strict=True):
+        yield Place(exhibit, method, at, metric), result(metric, value, lr, limit)
+
+
+def figures7_and_8(method: str) -> Iterator[tuple[Place, Result]]:
     limit = 4.0 if method == "batchnorm" else 1.0
     for batch in (2**n for n in range(11)):
         lr = min(0.25 * batch / 64, limit)
         skipinit = {"skipinit": 77.0, "regularized-skipinit": 78.0, "none": 70.0 if batch < 64 else None}
         fixed = skipinit.get(method, 80.0)
         full = skipinit.get(method, 80 - 1.5 * abs(math.log2(batch / 16)))
-        yield Address("figure8", method, batch), outcome("figure8", full, lr, limit)
+        yield Place("figure8", method, batch), result("test_accuracy", full, lr, limit)
         if method != "batchnorm" or batch >= 32:
-            yield Address("figure7", method, batch), outcome("figure7", fixed, lr, limit)
+            yield Place("figure7", method, batch), result("test_accuracy", fixed, lr, limit)
 
 
 def rows_by_theory() -> dict[str, list[dict[str, float]]]:
@@ -97,27 +106,27 @@ def wrong_rows() -> dict[str, list[dict[str, float]]]:
     return dict.fromkeys(rows_by_theory(), rows)
 
 
-def as_the_paper_says() -> Measurements:
-    cells = dict(published_measurements().cells)
+def as_the_paper_says() -> MeasurementSet:
+    results = published()
     for method in ("batchnorm", "skipinit", "none"):
-        cells |= dict(figure3(method))
+        results |= dict(figure3(method))
     for method in ("batchnorm", "skipinit", "regularized-skipinit"):
-        cells |= dict(figure4(method))
+        results |= dict(figures4_and_6(method))
     for method in ("batchnorm", "skipinit", "regularized-skipinit", "none"):
-        cells |= dict(figures7_and_8(method))
-    cells[Address("table2", "skipinit without biases", 256)] = outcome("table2", 74.5)
+        results |= dict(figures7_and_8(method))
+    results[Place("table2", "skipinit without biases", 256)] = result("test_accuracy", 74.5)
     for component in (1, 2):
-        cells[Address("table2", f"fixup component {component}", 256)] = outcome("table2", 74.0)
-    assert {address.method for address in cells} <= set(METHODS)
-    return Measurements(cells, rows_by_theory())
+        results[Place("table2", f"fixup component {component}", 256)] = result("test_accuracy", 74.0)
+    assert {place.method for place in results} <= set(METHODS)
+    return MeasurementSet(results, rows_by_theory())
 
 
-def contradicting_worlds() -> list[Measurements]:
+def contradicting_sets() -> list[MeasurementSet]:
     """Nothing trains; all methods train alike; accuracy and loss rise with depth and batch size."""
-    cells = as_the_paper_says().cells
+    places = as_the_paper_says().results
     wrong = wrong_rows()
     return [
-        Measurements({at: outcome(at.exhibit, None) for at in cells}, wrong),
-        Measurements({at: outcome(at.exhibit, 50.0) for at in cells}, wrong),
-        Measurements({at: outcome(at.exhibit, 50 + math.log2(at.at), 1 / at.at) for at in cells}, wrong),
+        MeasurementSet({p: result(p.metric, None) for p in places}, wrong),
+        MeasurementSet({p: result(p.metric, 50.0) for p in places}, wrong),
+        MeasurementSet({p: result(p.metric, 50 + math.log2(p.at), 1 / p.at) for p in places}, wrong),
     ]

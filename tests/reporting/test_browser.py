@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from skipinit.report.page import make_page
-from support.report_worlds import full_collection
+from skipinit.reporting.page import make_page
+from support.made_up_trials import full_collection
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(

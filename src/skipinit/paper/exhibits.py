@@ -1,0 +1,171 @@
+"""The paper's tables and figures: the methods they compare, what is trained for them, and the numbers of
+Tables 1 to 7, read from `exhibits.toml`.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib.resources import files
+from typing import Any, Literal
+
+from ..config import Alpha, FixupComponent, ModelConfig
+from ..errors import ConfigError, unknown_name
+from ..sweeping.results import Metric
+from .measurements import BestRate, Result
+
+RATE_GRID = tuple(2.0**exponent for exponent in range(-10, 3))
+"""The rates that a failed cell failed at (caption of Table 1)."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """One column of a table or one curve of a figure."""
+
+    name: str
+    label: str
+    """As the paper writes it."""
+    scheme: str
+    alpha: Alpha | None = None
+    l2: bool = True
+    """Whether it is trained with L2 regularization."""
+    biases: bool | None = None
+    scalar_bias: bool | None = None
+    fixup_components: tuple[FixupComponent, ...] | None = None
+
+    def model(self, network: str) -> ModelConfig:
+        """The network of that name, built this way."""
+        return ModelConfig(
+            network,
+            scheme=self.scheme,
+            alpha=self.alpha,
+            biases=self.biases,
+            scalar_bias=self.scalar_bias,
+            fixup_components=self.fixup_components,
+        )
+
+
+_METHODS = (
+    Method("batchnorm", "Batch normalization", "batchnorm"),
+    Method("none", "No normalization", "none"),
+    Method("skipinit", "SkipInit (α = 0)", "skipinit"),
+    Method("skipinit alpha=1/sqrt(d)", "SkipInit (α = 1/√d)", "skipinit", alpha="1/sqrt(d)"),
+    Method("skipinit alpha=1", "SkipInit (α = 1)", "skipinit", alpha=1.0),
+    Method("skipinit without L2", "SkipInit without L2 (α = 0)", "skipinit", l2=False),
+    Method("skipinit without biases", "SkipInit without biases", "skipinit", biases=False),
+    Method("regularized-skipinit", "Regularized SkipInit", "regularized-skipinit"),
+    Method(
+        "regularized-skipinit scalar bias", "Regularized SkipInit + Scalar Bias", "regularized-skipinit",
+        scalar_bias=True,
+    ),
+    Method("divide-sqrt2", "Divide residual block by √2", "divide-sqrt2"),
+    Method(
+        "batchnorm-divide-sqrt2", "Divide batch-normalized residual block by √2", "batchnorm-divide-sqrt2"
+    ),
+    Method("batchnorm-block-end", "Adding BatchNorm at end of residual block", "batchnorm-block-end"),
+    Method("batchnorm-final-only", "Including only the final BatchNorm layer", "batchnorm-final-only"),
+    Method("fixup", "Fixup", "fixup"),
+    Method("fixup-dropout", "Fixup + Dropout", "fixup-dropout"),
+    Method("fixup component 1", "Fixup, component 1 alone", "fixup", fixup_components=(1,)),
+    Method("fixup component 2", "Fixup, component 2 alone", "fixup", fixup_components=(2,)),
+)  # fmt: skip
+
+METHODS = {method.name: method for method in _METHODS}
+
+
+Curve = Literal["value", "rate"]
+"""What a figure draws against batch size: the metric at its best rate, or that rate."""
+
+
+@dataclass(frozen=True)
+class Exhibit:
+    """One table or figure: what is trained or probed for it, and the numbers if printed."""
+
+    name: str
+    title: str
+    section: str
+    """Where the text discusses it."""
+    network: str = ""
+    """`{depth}` stands for the depth where that is the axis."""
+    data: str = ""
+    epochs: int = 0
+    axis: Literal["depth", "batch_size"] = "depth"
+    metrics: tuple[Metric, ...] = ()
+    """Read from the same trials; none where nothing is trained."""
+    curves: tuple[Curve, ...] = ()
+    best: int = 1
+    """Runs that count, of `of` at each rate."""
+    of: int = 1
+    methods: tuple[str, ...] = ()
+    batch_size: int | None = None
+    """None: it is the axis."""
+    batch_sizes: tuple[int, ...] = ()
+    """The axis of a figure."""
+    ghost_batch: int | None = None
+    """None: batch statistics are those of the whole batch."""
+    probes: tuple[str, ...] = ()
+    """The networks to measure at initialization."""
+    unprinted: Mapping[str, int] = field(default_factory=dict, hash=False)
+    """Methods that only the text reports, and at which batch size."""
+    cells: Mapping[tuple[str, int], Result] = field(default_factory=dict, hash=False)
+    """The published results by method and depth or batch size; none in a figure."""
+
+    @property
+    def label(self) -> str:
+        """`Table 1`."""
+        kind = "Table" if self.name.startswith("table") else "Figure"
+        return f"{kind} {self.name.removeprefix(kind.lower())}"
+
+    def panel(self, metric: Metric) -> str:
+        """The label, with the metric where there are two: `Figure 3 (loss)`."""
+        word = "accuracy" if metric == "test_accuracy" else "loss"
+        return f"{self.label} ({word})" if len(self.metrics) > 1 else self.label
+
+    @property
+    def axis_name(self) -> str:
+        """In words."""
+        return self.axis.replace("_", " ")
+
+
+def _read_exhibit(name: str, table: dict[str, Any]) -> Exhibit:
+    columns = table.pop("cells", {})
+    facts: dict[str, Any] = {"methods": list(columns), **table}
+    facts = {key: tuple(value) if isinstance(value, list) else value for key, value in facts.items()}
+    cells = {
+        (method, int(at)): _read_cell(numbers, facts["metrics"][0])
+        for method, column in columns.items()
+        for at, numbers in column.items()
+    }
+    return Exhibit(name, cells=cells, **facts)
+
+
+def _read_cell(numbers: list[float] | str, metric: Metric) -> Result:
+    """The three forms that the head of `exhibits.toml` describes."""
+    if isinstance(numbers, str):
+        return Result(metric, None, tried=RATE_GRID)
+    if len(numbers) == 2:
+        return Result(metric, numbers[0], top5=numbers[1])
+    value, spread, *exponents = numbers
+    lr, low, high = (2.0**exponent for exponent in exponents)
+    return Result(metric, value, spread, BestRate(lr, low, high))
+
+
+def _read_exhibits() -> dict[str, Exhibit]:
+    text = files(__package__).joinpath("exhibits.toml").read_text(encoding="utf-8")
+    return {name: _read_exhibit(name, facts) for name, facts in tomllib.loads(text).items()}
+
+
+EXHIBITS = _read_exhibits()
+"""Every table and figure by name."""
+
+
+def find_exhibits(names: Iterable[str]) -> list[Exhibit]:
+    """The tables and figures of these names, each once; `all` is every one."""
+    wanted = [each for name in names for each in (EXHIBITS if name == "all" else [name])]
+    if not wanted:
+        raise ConfigError("nothing to reproduce; name tables and figures, or all: see --list")
+    for name in wanted:
+        if name not in EXHIBITS:
+            raise unknown_name("table or figure", name, [*EXHIBITS, "all"])
+    return [EXHIBITS[name] for name in dict.fromkeys(wanted)]

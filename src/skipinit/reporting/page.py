@@ -1,0 +1,163 @@
+"""The report: one HTML file with everything in it, made from what folders hold and the paper printed."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import get_args
+
+import jinja2
+import markupsafe
+
+from .. import __version__
+from ..files import write_whole
+from ..paper.claims import CLAIMS
+from ..paper.claims.claim import ClaimState
+from ..paper.collect import Collection, JudgedClaim, collect
+from ..paper.exhibits import EXHIBITS, Exhibit
+from ..paper.presets import PRESETS
+from .curves import draw_probe, draw_sweep
+from .tables import ResultTable, make_table
+
+
+def report(folders: str | Path | Iterable[str | Path], out: str | Path = "report.html") -> Path:
+    """Write one HTML file: tables, figures and claims of the paper beside what was measured.
+
+        >>> skipinit.report(["results", "results/wrn16_2-cifar10.jsonl"], "report.html")
+        PosixPath('report.html')
+
+    Args:
+        folders: one or more that `reproduce` or `sweep` filled, or files that `store export` wrote.
+        out: the file to write; it loads nothing else, not even over the network.
+    """
+    path, html = Path(out), make_page(collect(folders))
+    write_whole(path, lambda file: file.write(html.encode()))
+    return path
+
+
+@dataclass(frozen=True)
+class Picture:
+    """Panels of one figure under one set of measurements."""
+
+    title: str
+    conditions: str
+    panels: list[str]
+
+
+@dataclass(frozen=True)
+class Section:
+    """One table or figure of the paper."""
+
+    exhibit: Exhibit
+    tables: list[ResultTable]
+    pictures: list[Picture]
+    command: str
+    """What measures it."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where some of the trials ran, and what they cost."""
+
+    machine: str
+    device: str
+    versions: str
+    commit: str
+    trials: int
+    seconds: float
+
+
+def make_page(collection: Collection) -> str:
+    """The page as text."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("skipinit.reporting", "template"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.filters["powers"] = _powers
+    judged = [collection.judge(claim) for claim in CLAIMS.values()]
+    sections = [_section(exhibit, collection) for exhibit in EXHIBITS.values()]
+    used = [cells[0].preset.name for cells in collection.sets.values()]
+    return environment.get_template("page.html").render(
+        version=__version__,
+        claims={state: [each for each in judged if each.state == state] for state in get_args(ClaimState)},
+        commands={each.claim: _measuring(each) for each in judged},
+        sections=sections,
+        measured=[each for each in sections if each.tables or each.pictures],
+        presets=[preset for preset in PRESETS.values() if preset.name in used],
+        origins=_origins(collection),
+        states=Counter(trial.state for trial in collection.trials),
+    )
+
+
+def _powers(text: str) -> markupsafe.Markup:
+    """2^-3 with its exponent raised."""
+    raised = re.sub(
+        r"\^(-?\d+(?:\.\d+)?)", lambda power: f"<sup>{power[1].replace('-', '−')}</sup>", escape(text)
+    )
+    return markupsafe.Markup(raised)
+
+
+def _command(names: str, preset: str) -> str:
+    """What makes tables and figures."""
+    return f"skipinit reproduce {names} --preset {preset} --out results"
+
+
+def _measuring(judged: JudgedClaim) -> str:
+    """The command that measures what a claim is about."""
+    read = CLAIMS[judged.claim].exhibits
+    names = [each.name for each in EXHIBITS.values() if {each.name, *each.probes} & {*read}]
+    return _command(" ".join(names), "paper")
+
+
+def _section(exhibit: Exhibit, collection: Collection) -> Section:
+    presets = [cells[0].preset.name for cells in collection.sets.values()] or ["quick"]
+    tables = [
+        table
+        for metric in exhibit.metrics
+        for cells in reversed(collection.sets.values())
+        if (table := make_table(exhibit, metric, cells))
+    ]
+    pictures = [*_probe_pictures(exhibit, collection), *_sweep_pictures(tables, collection)]
+    return Section(exhibit, tables, pictures, _command(exhibit.name, presets[-1]))
+
+
+def _probe_pictures(exhibit: Exhibit, collection: Collection) -> list[Picture]:
+    return [
+        Picture(
+            f"Figure {name.removeprefix('figure')}",
+            f"{probed.inputs} · {len(probed.rows)} blocks, the paper's size · seed {probed.seed}"
+            f" · {probed.provenance['machine']} · commit {(probed.provenance['commit'] or 'unknown')[:12]}",
+            [draw_probe(probed)],
+        )
+        for name in exhibit.probes
+        if name.startswith("figure") and (probed := collection.probes.get(name))
+    ]
+
+
+def _sweep_pictures(tables: list[ResultTable], collection: Collection) -> list[Picture]:
+    return [
+        Picture(
+            f"{table.exhibit.label}: {table.title} — {table.label}",
+            " · ".join([table.conditions, *table.failed]),
+            draw_sweep(table.exhibit, table.metric, collection.sets[table.label], table.id),
+        )
+        for table in tables
+        if table.exhibit.curves
+    ]
+
+
+def _origins(collection: Collection) -> list[Origin]:
+    groups: defaultdict[tuple[str, str, str, str], list[float]] = defaultdict(list)
+    for trial in collection.trials:
+        if trial.provenance:
+            origin = trial.provenance
+            versions = ", ".join(f"{name} {version}" for name, version in origin.versions.items())
+            groups[origin.machine, origin.device, versions, origin.commit or "unknown"].append(trial.seconds)
+    return [Origin(*key, len(seconds), sum(seconds)) for key, seconds in groups.items()]

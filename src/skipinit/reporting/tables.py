@@ -1,0 +1,206 @@
+"""A table of the paper beside what was measured, as plain rows for the page and the terminal; each cell's
+distance in words and in units of the paper's spread.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ..notation import rate_text
+from ..paper.cells import ExhibitCell
+from ..paper.exhibits import METHODS, Exhibit
+from ..paper.measurements import Result, decimals
+from ..sweeping.results import Metric
+
+Agreement = Literal["agrees", "differs", "open"]
+
+FAR = 2.0
+"""Spreads from which a number of the paper's own protocol counts as different."""
+_FAILS = "fails"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How a measured cell stands to the published one."""
+
+    agreement: Agreement
+    """On the number where both train, else on who trains and who fails."""
+    training: Agreement
+    """On who trains and who fails alone."""
+    words: str
+
+
+def compare(published: Result | None, cell: ExhibitCell | None, metric: Metric) -> Comparison:
+    """Who trains and who fails can be compared whatever the data and the epochs.
+
+    A number agrees or differs only where everything is as in the paper's protocol; it is open otherwise.
+    """
+    measured = cell.results.get(metric) if cell else None
+    if published is None or cell is None or measured is None:
+        return Comparison("open", "open", "not measured" if published else "not in the paper")
+    if not cell.preset.decides:
+        return Comparison("open", "open", f"{_does(measured)}; the preset decides nothing")
+    if measured.failed or published.failed:
+        here, there = _does(measured), _does(published)
+        if here == there:
+            return Comparison("agrees", "agrees", f"{here}, as in the paper")
+        return Comparison("differs", "differs", f"{here}; in the paper it {there}")
+    agreement, words = _compare_numbers(published, measured, cell)
+    return Comparison(agreement, "agrees", words)
+
+
+def _does(result: Result) -> str:
+    return _FAILS if result.failed else "trains"
+
+
+def _compare_numbers(published: Result, measured: Result, cell: ExhibitCell) -> tuple[Agreement, str]:
+    if cell.config.data != cell.exhibit.data:
+        return "open", f"trains, as in the paper; {cell.config.data} in place of {cell.exhibit.data}"
+    assert measured.value is not None, "it has not failed"
+    assert published.value is not None, "it has not failed"
+    digits = decimals(published.metric)
+    difference = measured.value - published.value
+    words = f"{difference:+.{digits}f}{' points' * (published.metric == 'test_accuracy')}"
+    if cell.departures:
+        return "open", f"{words}, {', '.join(cell.departures)}"
+    if published.spread is None:
+        return "open", f"{words}; the paper gives no spread"
+    # A printed zero is less than half of the last decimal.
+    least = 0.5 * 10.0**-digits
+    # Rounded, because 93.3 - 93.1 must not miss two spreads of 0.1 by the last bit.
+    spreads = round(abs(difference) / max(published.spread, least), 9)
+    words = f"{words}, {'at least ' * (published.spread < least)}{spreads:.1f} spreads"
+    return "agrees" if spreads <= FAR else "differs", words
+
+
+@dataclass(frozen=True)
+class TableRow:
+    """One cell."""
+
+    method: str
+    at: int
+    paper: str
+    measured: str
+    comparison: Comparison
+    paper_rate: str
+    measured_rate: str
+    tried: str
+    """The rates tried."""
+    runs: str
+
+
+@dataclass(frozen=True)
+class ResultTable:
+    """One metric of a table or figure under one set of measurements."""
+
+    exhibit: Exhibit
+    metric: Metric
+    label: str
+    """Of the set of measurements."""
+    conditions: str
+    """Data, network, epochs and precision: what a reader must know before comparing."""
+    groups: Mapping[str, tuple[TableRow, ...]]
+    """By the label of the method."""
+
+    @property
+    def title(self) -> str:
+        """What it shows."""
+        words = {"test_accuracy": "test accuracy", "train_loss": "training loss"}[self.metric]
+        return f"{self.exhibit.title}: {words}" if len(self.exhibit.metrics) > 1 else self.exhibit.title
+
+    @property
+    def id(self) -> str:
+        """Its name within a page."""
+        return re.sub(r"\W+", "-", f"{self.exhibit.name} {self.metric} {self.label}").strip("-")
+
+    @property
+    def differing(self) -> list[TableRow]:
+        """The cells that do not agree with the paper."""
+        return [row for rows in self.groups.values() for row in rows if row.comparison.agreement == "differs"]
+
+    @property
+    def failed(self) -> list[str]:
+        """Who failed where: what a curve cannot show."""
+        places = {
+            label: ", ".join(str(row.at) for row in rows if row.measured == _FAILS)
+            for label, rows in self.groups.items()
+        }
+        return [f"{label} fails at {at}" for label, at in places.items() if at]
+
+
+def make_table(exhibit: Exhibit, metric: Metric, cells: Sequence[ExhibitCell]) -> ResultTable | None:
+    """The exhibit's cells out of those of a set; None where nothing of it was measured."""
+    mine = {(cell.method.name, cell.at): cell for cell in cells if cell.exhibit.name == exhibit.name}
+    if not any(metric in cell.results for cell in mine.values()):
+        return None
+    methods = dict.fromkeys((*exhibit.methods, *(method for method, _ in mine)))
+    groups = {
+        METHODS[method].label: rows
+        for method in methods
+        if (rows := tuple(_rows(exhibit, metric, method, mine)))
+    }
+    found = list(mine.values())
+    return ResultTable(exhibit, metric, found[0].label, conditions(exhibit, found), groups)
+
+
+def _rows(
+    exhibit: Exhibit, metric: Metric, method: str, mine: Mapping[tuple[str, int], ExhibitCell]
+) -> Iterator[TableRow]:
+    for at in sorted({at for name, at in (*exhibit.cells, *mine) if name == method}):
+        published, cell = exhibit.cells.get((method, at)), mine.get((method, at))
+        found = cell.results.get(metric) if cell else None
+        yield TableRow(
+            METHODS[method].label,
+            at,
+            _value(published) if published else "",
+            _value(found) if found else "unfinished" if cell else "",
+            compare(published, cell, metric),
+            _rate(published),
+            _rate(found),
+            _tried(cell, metric) if cell else "",
+            cell.runs(metric) if cell else "",
+        )
+
+
+def conditions(exhibit: Exhibit, cells: list[ExhibitCell]) -> str:
+    """What the cells were trained on and for how long."""
+    configs = [cell.config for cell in cells]
+    epochs = sorted({config.epochs for config in configs})
+    batches = sorted({config.batch_size for config in configs})
+    widths = sorted({config.model.name.partition("_")[2] for config in configs if "wrn" in config.model.name})
+    words = [
+        f"data {', '.join(sorted({config.data for config in configs}))}",
+        f"width {', '.join(widths)}" if widths else "",
+        f"{_listed(epochs)} epoch{'s' * (epochs != [1])}",
+        "" if exhibit.axis == "batch_size" else f"batch {_listed(batches)}",
+        ", ".join(sorted({config.precision for config in configs})),
+        "" if all(config.augment for config in configs) else "no augmentation",
+        *sorted({f"{cell.earlier} at {exhibit.axis_name} {cell.at}" for cell in cells if cell.earlier}),
+    ]
+    return " · ".join(word for word in words if word)
+
+
+def _listed(numbers: list[int]) -> str:
+    *most, last = map(str, numbers)
+    return f"{', '.join(most)} or {last}" if most else last
+
+
+def _value(result: Result) -> str:
+    top5 = "" if result.top5 is None else f" / {result.top5}"
+    return _FAILS if result.failed else f"{result}{top5}"
+
+
+def _rate(result: Result | None) -> str:
+    rate = result.rate if result else None
+    if rate is None:
+        return ""
+    bar = "" if rate.low == rate.high else f" ({rate_text(rate.low)} to {rate_text(rate.high)})"
+    return f"{rate}{bar}{', end of grid' * rate.at_edge}"
+
+
+def _tried(cell: ExhibitCell, metric: Metric) -> str:
+    rates = [rate_text(rate.lr) for rate in cell.summaries[metric].summary.rates]
+    return rates[0] if len(rates) == 1 else f"{rates[0]} to {rates[-1]}" if rates else ""

@@ -1,0 +1,158 @@
+"""From trials to sets of measurements: who is counted where, and what that says of the paper's claims."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+import skipinit
+from skipinit.config import ModelConfig
+from skipinit.errors import ConfigError, DataError
+from skipinit.paper import cells
+from skipinit.paper.claims import CLAIMS
+from skipinit.paper.collect import EARLIER_PROTOCOLS, Collection, collect
+from skipinit.reporting.tables import compare
+from skipinit.sweeping.exchange import export_results
+from skipinit.sweeping.store import open_store
+from skipinit.training.protocol import make_train_config
+from skipinit.training.records import Trial
+from support.made_up_trials import first_set, made_up_trial, make_collection, trials, write_store
+
+
+def test_digits_do_not_say_what_holds_on_another_data_set() -> None:
+    digits = make_collection(trials("quick"))
+    assert digits.judge(CLAIMS["batchnorm-trains-at-any-depth"]).state == "holds"
+    assert digits.judge(CLAIMS["cifar100-batchnorm-and-skipinit-train-deep"]).state == "not measured yet"
+    papers = make_collection(trials("paper"))
+    assert papers.judge(CLAIMS["cifar100-batchnorm-and-skipinit-train-deep"]).state == "holds"
+
+
+def test_a_reduced_number_never_passes_for_the_papers() -> None:
+    both = make_collection(
+        trials("paper", lambda _: (93.0, 0.1), names=("table1",)),
+        trials("reduced", lambda _: (50.0, 0.1), names=("table1",)),
+    )
+    values = {
+        label: {cell.results["test_accuracy"].value for cell in cells if cell.exhibit.name == "table1"}
+        for label, cells in both.sets.items()
+    }
+    assert values == {"paper": {93.0}, "reduced": {50.0}}
+
+
+def test_who_trains_may_be_seen_under_several_presets_how_well_may_not() -> None:
+    """Depth 16 in full, the others in brief: numbers of one are no match for numbers of the other."""
+    shallow = (each for each in trials("paper", names=("table1",)) if each.config.model.name == "wrn16_2")
+    deep = (each for each in trials("reduced", names=("table1",)) if each.config.model.name != "wrn16_2")
+    both = make_collection(shallow, deep)
+    ((label, found),) = both.judge(CLAIMS["batchnorm-trains-at-any-depth"]).evidence.items()
+    assert (label, found.state) == ("reduced", "holds")
+    assert "depth 16 (under paper)" in found.words
+    assert "depth 1000 (after 1 epoch only)" in found.words
+    assert not both.judge(CLAIMS["skipinit-slightly-below-batchnorm"]).evidence
+    assert not both.judge(CLAIMS["skipinit-rate-hardly-depends-on-depth"]).evidence
+
+
+def test_precisions_are_kept_apart() -> None:
+    both = make_collection(
+        trials("paper", lambda _: (93.0, 0.1), names=("table1",)),
+        trials("paper", lambda _: (91.0, 0.1), "bfloat16", names=("table1",)),
+    )
+    assert list(both.sets) == ["paper", "paper (bfloat16)"]
+
+
+def test_reads_folders_and_exported_files(tmp_path: Path) -> None:
+    write_store(tmp_path / "a", trials("quick", names=("table1",)))
+    with open_store(tmp_path / "a") as store:
+        export_results(store, tmp_path / "b.jsonl")
+    folder, file = collect([tmp_path / "a"]), collect([tmp_path / "b.jsonl"])
+    assert list(folder.sets) == list(file.sets) == ["quick (digits)"]
+    assert [cell.results for cell in first_set(folder)] == [cell.results for cell in first_set(file)]
+
+
+def test_a_folder_without_results_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no sweep is there"):
+        collect([tmp_path])
+    write_store(tmp_path / "empty", iter(()))
+    with pytest.raises(DataError, match="no results yet; train some with `skipinit reproduce --out"):
+        collect([tmp_path / "empty"])
+
+
+def test_a_damaged_measurement_is_named(tmp_path: Path) -> None:
+    (tmp_path / "initialization").mkdir()
+    (tmp_path / "initialization" / "figure2a.json").write_text('{"figure": 1')
+    with pytest.raises(DataError, match=r"figure2a\.json: not a file that"):
+        collect([tmp_path])
+
+
+def test_no_folder_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no folder given; name one or more"):
+        skipinit.claims([])
+
+
+@pytest.fixture
+def _reflecting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Today's protocol, whatever it is, pads crops by reflection."""
+    monkeypatch.setattr(cells, "make_train_config", partial(make_train_config, crop_padding="reflect"))
+
+
+def padded_by_zeros(preset: str) -> Iterator[Trial]:
+    """Table 1 as published, under the earlier protocol."""
+    for each in trials(preset, names=("table1",)):
+        scores = (each.last.test_accuracy, each.last.train_loss) if each.last else None
+        yield made_up_trial(replace(each.config, crop_padding="zero"), scores)
+
+
+@pytest.mark.usefixtures("_reflecting")
+def test_an_earlier_protocol_says_who_trains_and_not_how_well() -> None:
+    earlier = make_collection(padded_by_zeros("reduced"))
+    assert {cell.earlier for cell in first_set(earlier)} == {"crops padded by zeros"}
+    trains = earlier.judge(CLAIMS["batchnorm-trains-at-any-depth"])
+    assert trains.state == "holds"
+    assert "depth 16 (crops padded by zeros): batchnorm 93.5" in trains.evidence["reduced"].words
+    assert "depth 1000 (after 1 epoch only, crops padded by zeros)" in trains.evidence["reduced"].words
+    assert earlier.judge(CLAIMS["alpha-one-fails-deep"]).state == "holds"
+    assert earlier.judge(CLAIMS["skipinit-slightly-below-batchnorm"]).state == "not measured yet"
+    assert earlier.judge(CLAIMS["batchnorm-rate-hardly-depends-on-depth"]).state == "not measured yet"
+
+
+@pytest.mark.usefixtures("_reflecting")
+def test_a_number_of_an_earlier_protocol_is_open() -> None:
+    for cell in first_set(make_collection(padded_by_zeros("paper"))):
+        published = cell.exhibit.cells[cell.method.name, cell.at]
+        found = compare(published, cell, cell.exhibit.metrics[0])
+        assert found.training == "agrees"
+        if cell.exhibit.name == "table1" and not published.failed:
+            assert (found.agreement, found.words) == ("open", "+0.0 points, crops padded by zeros")
+
+
+@pytest.mark.usefixtures("_reflecting")
+def test_a_result_of_todays_protocol_comes_before_earlier_ones() -> None:
+    def accuracies(collection: Collection) -> dict[str, float]:
+        return {
+            cell.earlier: cell.results["test_accuracy"].value
+            for cell in first_set(collection)
+            if (cell.exhibit.name, cell.method.name, cell.at) == ("table1", "batchnorm", 16)
+        }
+
+    today = list(trials("reduced", lambda _: (91.0, 0.1), names=("table1",)))
+    pending = [replace(each, state="pending", last=None) for each in today]
+    assert accuracies(make_collection(padded_by_zeros("reduced"), iter(today))) == {"": 91.0}
+    assert accuracies(make_collection(padded_by_zeros("reduced"), iter(pending))) == {
+        "crops padded by zeros": 93.5
+    }
+
+
+def test_an_earlier_protocol_is_a_change_to_a_config() -> None:
+    (zeros,) = EARLIER_PROTOCOLS
+    today = ModelConfig("wrn16_2", scheme="skipinit", classifier_init="lecun", projection="raw")
+    config = make_train_config(today, "cifar10", crop_padding="reflect", lr=0.5)
+    earlier = zeros.restate(config)
+    assert (earlier.crop_padding, earlier.model.classifier_init) == ("zero", "he")
+    assert earlier.model.projection == "activated"
+    assert replace(earlier, crop_padding="reflect", model=config.model) == config, "nothing else changes"
+    fixup = make_train_config(ModelConfig("resnet50_v1", scheme="fixup"), "imagenet")
+    assert zeros.restate(fixup).model == fixup.model, "what does not apply to a network stays"

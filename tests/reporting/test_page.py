@@ -1,0 +1,159 @@
+"""The report: what it says of a number, and that it says everything, whole and loud."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+import skipinit
+from skipinit.paper.cells import ExhibitCell
+from skipinit.paper.claims import CLAIMS
+from skipinit.paper.collect import collect
+from skipinit.paper.exhibits import EXHIBITS
+from skipinit.reporting.page import make_page
+from support.made_up_trials import (
+    Scores,
+    collection_of,
+    full_collection,
+    make_collection,
+    trials,
+    write_store,
+)
+
+VOID = {"meta", "link", "br"}
+
+
+class Page(HTMLParser):
+    """What a page is made of; raises where its elements do not nest."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.words: list[str] = []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+    def attributes(self, name: str) -> list[str]:
+        return [value for _, attributes in self.elements if (value := attributes.get(name))]
+
+    def count(self, tag: str) -> int:
+        return sum(found == tag for found, _ in self.elements)
+
+
+@pytest.fixture(scope="module")
+def text() -> str:
+    return make_page(full_collection())
+
+
+@pytest.fixture(scope="module")
+def full(text: str) -> Page:
+    return Page(text)
+
+
+def test_only_what_agrees_is_green() -> None:
+    page = make_page(make_collection(trials("reduced", lambda _: (41.4, 1.0), names=("table1",))))
+    badges = re.findall(r'<span class="badge (\w+)">([^<]*)</span></td>', page)
+    assert len(badges) == 2 * 18, "Table 3 is read from the same trials"
+    assert not any(kind == "agrees" for kind, _ in badges), "all were reduced and none fails"
+    assert ("open", "-51.9 points, 40 of 200 epochs") in badges
+    failing = make_page(make_collection(trials("reduced", lambda _: None, names=("table1",))))
+    assert '<span class="badge agrees">fails, as in the paper</span>' in failing
+
+
+def test_the_page_holds_every_table_figure_and_claim(full: Page) -> None:
+    assert {*(f"table{n}" for n in range(1, 8)), *(f"figure{n}" for n in range(2, 9))} <= set(
+        full.attributes("id")
+    )
+    for exhibit in EXHIBITS.values():
+        assert exhibit.title in full.text
+    for claim in CLAIMS.values():
+        assert claim.statement in full.text
+    assert set(CLAIMS) <= set(full.attributes("id"))
+    assert "a machine" in full.text
+    assert "0123abcd" in full.text
+
+
+def test_the_page_is_built_for_every_reader(full: Page) -> None:
+    ids = full.attributes("id")
+    assert len(ids) == len(set(ids))
+    tags = [tag for tag, _ in full.elements]
+    assert tags.count("caption") == tags.count("table") > 10
+    assert all(attributes.get("scope") for tag, attributes in full.elements if tag == "th")
+    assert {"header", "nav", "main", "footer"} <= set(tags)
+    assert tags.count("h1") == 1
+    labels = [attributes.get("aria-label") for tag, attributes in full.elements if tag == "svg"]
+    assert len(labels) > 15
+    assert all(labels)
+    levels = [int(tag[1]) for tag in tags if re.fullmatch("h[1-6]", tag)]
+    assert all(after - before <= 1 for before, after in pairwise(levels))
+    anchors = [attributes["href"] for tag, attributes in full.elements if tag == "a"]
+    assert {anchor.removeprefix("#") for anchor in anchors if anchor} <= set(ids)
+
+
+def test_the_page_asks_for_nothing(full: Page) -> None:
+    addresses = full.attributes("href") + full.attributes("src") + full.attributes("xlink:href")
+    assert all(address.startswith(("#", "data:")) for address in addresses)
+    assert full.count("script") == 0
+    assert full.count("img") == 0
+
+
+def test_pictures_follow_light_and_dark(text: str) -> None:
+    svgs = re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL)
+    assert len(svgs) > 15
+    for svg in svgs:
+        assert "var(--series-0)" in svg
+        assert "currentColor" in svg
+        assert not re.search(r"#(000000|ffffff|0072B2)", svg, flags=re.IGNORECASE)
+        assert "<text" in svg
+
+
+def test_the_same_results_make_the_same_page() -> None:
+    pages = [make_page(make_collection(trials("quick", names=("figure7",)))) for _ in range(2)]
+    assert pages[0] == pages[1]
+
+
+def test_what_failed_is_said_first() -> None:
+    page = Page(make_page(collection_of(None)))
+    differs, claims = page.text.index("What differs from the paper"), page.text.index("Claims of the paper")
+    told = page.text[differs:claims]
+    assert "SkipInit (α = 0), depth 16: fails; in the paper it trains" in told
+    assert CLAIMS["skipinit-trains-at-any-depth"].statement in told
+
+
+def test_a_figure_says_who_failed() -> None:
+    def scores(cell: ExhibitCell) -> Scores:
+        return None if (cell.method.name, cell.at) == ("none", 256) else (90.0, 0.1)
+
+    page = Page(make_page(make_collection(trials("quick", scores, names=("figure3",)))))
+    assert "No normalization fails at 256" in page.text
+
+
+def test_the_page_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    write_store(tmp_path / "a", trials("quick", names=("table1",)))
+    path = skipinit.report(tmp_path / "a", tmp_path / "new" / "report.html")
+    assert path == tmp_path / "new" / "report.html"
+    assert [each.name for each in path.parent.iterdir()] == ["report.html"]
+    assert path.read_text(encoding="utf-8") == make_page(collect(tmp_path / "a"))

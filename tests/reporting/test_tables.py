@@ -1,0 +1,99 @@
+"""A measured cell beside the published one: what agrees, what differs, and what is open."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from skipinit.paper.claims import CLAIMS
+from skipinit.paper.collect import Collection
+from skipinit.paper.exhibits import EXHIBITS
+from skipinit.reporting.tables import Comparison, ResultTable, compare, make_table
+from support.made_up_trials import collection_of, first_set, full_collection, make_collection, trials
+
+
+def comparison(collection: Collection, exhibit: str, method: str, at: int) -> Comparison:
+    (cell,) = [
+        cell
+        for cell in first_set(collection)
+        if (cell.exhibit.name, cell.method.name, cell.at) == (exhibit, method, at)
+    ]
+    return compare(cell.exhibit.cells[method, at], cell, cell.exhibit.metrics[0])
+
+
+def table_of(collection: Collection, exhibit: str = "table1") -> ResultTable:
+    table = make_table(EXHIBITS[exhibit], EXHIBITS[exhibit].metrics[0], first_set(collection))
+    assert table
+    return table
+
+
+def test_differences_are_in_the_papers_spread() -> None:
+    # Table 1: SkipInit at depth 16 is 93.3 ± 0.1, batch norm 93.5 ± 0.1, √2 at depth 100 is 88.9 ± 0.4;
+    # α = 1/√d at depth 1000 is 94.2 ± 0.0, and a printed zero is less than 0.05.
+    seen = collection_of(93.1)
+    for method, at, agreement, words in (
+        ("skipinit", 16, "agrees", "-0.2 points, 2.0 spreads"),
+        ("batchnorm", 16, "differs", "-0.4 points, 4.0 spreads"),
+        ("divide-sqrt2", 100, "differs", "+4.2 points, 10.5 spreads"),
+        ("skipinit alpha=1/sqrt(d)", 1000, "differs", "-1.1 points, at least 22.0 spreads"),
+    ):
+        assert comparison(seen, "table1", method, at) == Comparison(agreement, "agrees", words)
+
+
+def test_a_loss_has_no_points() -> None:
+    found = comparison(collection_of(90.0, "table3"), "table3", "divide-sqrt2", 16)
+    assert found == Comparison("differs", "agrees", "+0.987, at least 1974.0 spreads")
+
+
+@pytest.mark.parametrize("preset", ["paper", "reduced", "quick"])
+def test_who_trains_and_who_fails_is_compared_under_every_preset(preset: str) -> None:
+    for value, method, at, agreement, words in (
+        (None, "skipinit alpha=1", 100, "agrees", "fails, as in the paper"),
+        (None, "skipinit", 16, "differs", "fails; in the paper it trains"),
+        (80.0, "skipinit alpha=1", 1000, "differs", "trains; in the paper it fails"),
+        (12.0, "skipinit", 16, "differs", "fails; in the paper it trains"),  # chance is 10 %
+    ):
+        found = comparison(collection_of(value, preset=preset), "table1", method, at)
+        assert found == Comparison(agreement, agreement, words)
+
+
+def test_a_reduced_number_is_open_however_near_or_far_it_is() -> None:
+    for value, words in ((41.4, "-51.9 points, 40 of 200 epochs"), (93.3, "+0.0 points, 40 of 200 epochs")):
+        found = comparison(collection_of(value, preset="reduced"), "table1", "skipinit", 16)
+        assert found == Comparison("open", "agrees", words)
+
+
+def test_a_number_on_other_data_is_open() -> None:
+    found = comparison(collection_of(60.0, preset="quick"), "table1", "skipinit", 16)
+    assert found == Comparison("open", "agrees", "trains, as in the paper; digits in place of cifar10")
+
+
+def test_a_number_without_a_published_spread_is_open() -> None:
+    found = comparison(collection_of(74.0, "table2"), "table2", "batchnorm", 256)
+    assert found == Comparison("open", "agrees", "-1.0 points; the paper gives no spread")
+
+
+def test_every_cell_carries_preset_data_and_runs() -> None:
+    table = table_of(full_collection())
+    assert table.label == "quick (digits)"
+    assert table.conditions.startswith("data digits · width 1 · 4, 8 or 10 epochs")
+    rows = [row for rows in table.groups.values() for row in rows]
+    assert len(rows) == 18
+    assert all(
+        re.fullmatch(r"1 run; [1-6] rates? tried|[1-6] runs? at [1-6] rates?", row.runs) for row in rows
+    )
+
+
+def test_smoke_says_nothing_of_the_paper() -> None:
+    smoke = make_collection(trials("smoke", lambda _: None, names=("table1",)))
+    rows = [row for rows in table_of(smoke).groups.values() for row in rows]
+    assert {(row.comparison.agreement, row.comparison.training) for row in rows} == {("open", "open")}
+    assert smoke.judge(CLAIMS["skipinit-trains-at-any-depth"]).state == "not measured yet"
+
+
+def test_what_is_as_in_the_paper_says_so() -> None:
+    fine = make_collection(trials("paper", names=("table1",)))
+    assert table_of(fine).differing == []
+    rows = [row for rows in table_of(fine).groups.values() for row in rows]
+    assert {row.comparison.agreement for row in rows} == {"agrees"}
