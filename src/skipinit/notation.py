@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
@@ -15,69 +15,87 @@ from typing import Any, Literal, Union, get_args, get_origin
 from .errors import ConfigError
 
 
-def read_value(name: str, value: object, hint: Any) -> Any:
-    """`value`, or what its text stands for, in the one type that `hint` has for it.
+def read_value(name: str, value: object, hint: Any, within: str = "") -> Any:
+    """What a text, or a value, stands for, in the one type that `hint` has for it.
 
-    Equal values must have equal types, so that 1 and 1.0, or `2^-2` and 0.25, are the same option.
+    Args:
+        name: of what is read, for the error.
+        value: a text such as `2^-2`, or a value as Python and TOML have them.
+        hint: the type of an option.
+        within: what else must hold, for the error.
     """
-    for kind in _kinds(hint):
+    return _first_that_fits(name, value, hint, within, _read_text if isinstance(value, str) else _check)
+
+
+def check_value(name: str, value: object, hint: Any, within: str = "") -> Any:
+    """`value` in the one type that `hint` has for it: 1 and 1.0 are the same number, "1" is none."""
+    return _first_that_fits(name, value, hint, within, _check)
+
+
+def _first_that_fits(
+    name: str, value: object, hint: Any, within: str, convert: Callable[[Any, Any], object]
+) -> Any:
+    for kind in kinds_of(hint):
         try:
-            return _read(kind, value.strip() if isinstance(value, str) else value)
+            return convert(kind, value)
         except (ValueError, OverflowError):
             continue
-    raise ConfigError(f"{name} {value!r} is not allowed; it must be {allowed(hint)}")
+    raise ConfigError(f"{name} {value!r} is not allowed; it must be {allowed(hint)}{within}")
 
 
 def allowed(hint: Any) -> str:
     """What a value of this type may be, in words."""
-    kinds = [kind for kind in _kinds(hint) if kind is not NoneType] or [NoneType]
+    kinds = [kind for kind in kinds_of(hint) if kind is not NoneType]
     return " or ".join(_WORDS.get(kind) or _describe(kind) for kind in kinds)
 
 
 @cache
-def _kinds(hint: Any) -> tuple[Any, ...]:
+def kinds_of(hint: Any) -> tuple[Any, ...]:
     """The types that `hint` joins; text takes anything, so it comes last."""
     kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     return tuple(sorted(kinds, key=lambda kind: kind is str))
 
 
 _WORDS: dict[Any, str] = {
-    int: "a whole number", float: "a number", bool: "true or false", str: "text", NoneType: "none",
+    int: "a whole number", float: "a finite number", bool: "true or false", str: "text", NoneType: "none",
 }  # fmt: skip
 
 
 def _describe(kind: Any) -> str:
-    if get_origin(kind) is Literal:
-        choices = get_args(kind)
-        return choices[0] if len(choices) == 1 else f"one of {', '.join(choices)}"
-    return "whole numbers joined by +"
-
-
-def _read(kind: Any, value: object) -> object:
-    """`value` as a `kind`; ValueError where it is none."""
-    if kind in (int, float):
-        return _read_number(kind, value)
     if get_origin(kind) is tuple:
-        parts = value.split("+") if isinstance(value, str) else value
-        if isinstance(parts, list | tuple):
-            return tuple(_read_number(int, part) for part in parts)
-    if get_origin(kind) is Literal and isinstance(value, str) and value in get_args(kind):
-        return value
-    if kind is str and isinstance(value, str) and value:
-        return value
-    if kind is bool and isinstance(value, bool | str) and value in (True, False, "true", "false"):
-        return value in (True, "true")
-    if kind is NoneType and (value is None or value == "none"):
+        *most, last = map(str, get_args(get_args(kind)[0]))
+        return f"a tuple out of {', '.join(most)} and {last}"
+    choices = get_args(kind)
+    return f'"{choices[0]}"' if len(choices) == 1 else f"one of {', '.join(choices)}"
+
+
+def _read_text(kind: Any, text: str) -> object:
+    """What `text` stands for as a `kind`; ValueError where it is none."""
+    text = text.strip()
+    if kind in (int, float):
+        return _check(kind, number_of(text))
+    if kind is bool:
+        return {"true": True, "false": False}[text] if text in ("true", "false") else _check(kind, text)
+    if kind is NoneType and text == "none":
         return None
-    raise ValueError(value)
+    if get_origin(kind) is tuple:
+        return _check(kind, [number_of(part) for part in text.split("+")])
+    return _check(kind, text)
 
 
-def _read_number(kind: type[int] | type[float], value: object) -> int | float:
-    number = number_of(value) if isinstance(value, str) else value
-    if isinstance(number, int) and not isinstance(number, bool):
-        return kind(number)
-    if isinstance(number, float) and kind is float and math.isfinite(number):
+def _check(kind: Any, value: object) -> object:
+    """`value` as a `kind`; ValueError where it is none."""
+    whole = isinstance(value, int) and not isinstance(value, bool)  # True is no number
+    if kind is int and whole:
+        return value
+    if kind is float and (whole or isinstance(value, float)) and math.isfinite(number := float(value)):  # type: ignore[arg-type]
         return number + 0.0  # -0.0 becomes 0.0: they are equal, so they must look equal
+    if kind in (bool, str, NoneType) and isinstance(value, kind) and value != "":
+        return value
+    if get_origin(kind) is Literal and (whole or isinstance(value, str)) and value in get_args(kind):
+        return value
+    if get_origin(kind) is tuple and isinstance(value, list | tuple):
+        return tuple(_check(get_args(kind)[0], part) for part in value)
     raise ValueError(value)
 
 

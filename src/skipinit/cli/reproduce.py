@@ -13,9 +13,10 @@ from rich.console import Console
 from rich.table import Table
 
 from ..config import Precision
+from ..notation import read_seconds
 from ..paper.exhibits import METHODS
 from ..paper.presets import PRESETS
-from .flags import Json, given, seconds_of
+from .flags import Json, given
 
 Names = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="TABLE|FIGURE")]
 Folders = Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
@@ -69,7 +70,7 @@ def reproduce(
         around_best=around_best,
         precision=precision,
         device=device,
-        time_limit=None if time_limit is None else seconds_of(time_limit),
+        time_limit=None if time_limit is None else read_seconds(time_limit),
     )
     print(f"{outcome.results} results, {outcome.failures} failures, {outcome.left} left in {out}")
     if outcome.left:

@@ -27,12 +27,12 @@ class Method:
     label: str
     """As the paper writes it."""
     scheme: str
-    alpha: float | str | None = None
+    alpha: float | Literal["1/sqrt(d)"] | None = None
     l2: bool = True
     """Whether it is trained with L2 regularization."""
     biases: bool | None = None
     scalar_bias: bool | None = None
-    fixup_components: tuple[int, ...] | None = None
+    fixup_components: tuple[Literal[1, 2, 3, 4], ...] | None = None
 
     def model(self, network: str) -> ModelConfig:
         """The network of that name, built this way."""

@@ -13,13 +13,13 @@ from typing import get_args
 import jinja2
 import markupsafe
 
+from .. import __version__
 from ..files import write_whole
 from ..paper.claims import CLAIMS
 from ..paper.claims.claim import ClaimState
 from ..paper.collect import Collection, JudgedClaim, collect
 from ..paper.exhibits import EXHIBITS, Exhibit
 from ..paper.presets import PRESETS
-from ..version import __version__
 from .curves import draw_probe, draw_sweep
 from .tables import ResultTable, make_table
 
