@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import skipinit
-from skipinit.config import ModelConfig
+from skipinit.config import ModelConfig, TrainConfig
 from skipinit.errors import ConfigError, DataError
 from skipinit.paper import cells
 from skipinit.paper.claims import CLAIMS
@@ -94,19 +94,27 @@ def test_no_folder_is_refused() -> None:
 
 
 @pytest.fixture
-def _reflecting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Today's protocol, whatever it is, pads crops by reflection."""
-    monkeypatch.setattr(cells, "make_train_config", partial(make_train_config, crop_padding="reflect"))
+def _changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A protocol that pads crops by reflection and starts the classifier otherwise, whatever today's does."""
+
+    def changed(model: ModelConfig, data: str, **given: Any) -> TrainConfig:
+        if not data.startswith("cifar"):
+            return make_train_config(model, data, **given)
+        model = replace(model, classifier_init="lecun")
+        return make_train_config(model, data, crop_padding="reflect", **given)
+
+    monkeypatch.setattr(cells, "make_train_config", changed)
 
 
 def padded_by_zeros(preset: str) -> Iterator[Trial]:
     """Table 1 as published, under the earlier protocol."""
     for each in trials(preset, names=("table1",)):
         scores = (each.last.test_accuracy, each.last.train_loss) if each.last else None
-        yield made_up_trial(replace(each.config, crop_padding="zero"), scores)
+        model = replace(each.config.model, classifier_init="he")
+        yield made_up_trial(replace(each.config, model=model, crop_padding="zero"), scores)
 
 
-@pytest.mark.usefixtures("_reflecting")
+@pytest.mark.usefixtures("_changed")
 def test_an_earlier_protocol_says_who_trains_and_not_how_well() -> None:
     earlier = make_collection(padded_by_zeros("reduced"))
     assert {cell.earlier for cell in first_set(earlier)} == {"crops padded by zeros"}
@@ -119,7 +127,15 @@ def test_an_earlier_protocol_says_who_trains_and_not_how_well() -> None:
     assert earlier.judge(CLAIMS["batchnorm-rate-hardly-depends-on-depth"]).state == "not measured yet"
 
 
-@pytest.mark.usefixtures("_reflecting")
+@pytest.mark.usefixtures("_changed")
+def test_reservations_add_up() -> None:
+    shallow = (each for each in padded_by_zeros("paper") if each.config.model.name == "wrn16_2")
+    deep = (each for each in padded_by_zeros("reduced") if each.config.model.name != "wrn16_2")
+    found = make_collection(shallow, deep).judge(CLAIMS["batchnorm-trains-at-any-depth"])
+    assert "depth 16 (crops padded by zeros, under paper): batchnorm 93.5" in found.evidence["reduced"].words
+
+
+@pytest.mark.usefixtures("_changed")
 def test_a_number_of_an_earlier_protocol_is_open() -> None:
     for cell in first_set(make_collection(padded_by_zeros("paper"))):
         published = cell.exhibit.cells[cell.method.name, cell.at]
@@ -129,7 +145,7 @@ def test_a_number_of_an_earlier_protocol_is_open() -> None:
             assert (found.agreement, found.words) == ("open", "+0.0 points, crops padded by zeros")
 
 
-@pytest.mark.usefixtures("_reflecting")
+@pytest.mark.usefixtures("_changed")
 def test_a_result_of_todays_protocol_comes_before_earlier_ones() -> None:
     def accuracies(collection: Collection) -> dict[str, float]:
         return {

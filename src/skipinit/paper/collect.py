@@ -117,10 +117,7 @@ class Collection:
             own = {cell.place(metric): result for cell in cells for metric, result in cell.results.items()}
             if preset.decides and preset.data is None:
                 deciding[label] = MeasurementSet({**faithful, **own})
-                under = f"under {label}"
-                lent = {
-                    p: replace(result, reservation=result.reservation or under) for p, result in own.items()
-                }
+                lent = {place: _lend(result, label) for place, result in own.items()}
                 faithful = {**lent, **faithful}
             elif preset.decides:
                 likened = {p: result for p, result in own.items() if EXHIBITS[p.exhibit].data == "cifar10"}
@@ -136,6 +133,11 @@ class Collection:
         return JudgedClaim(
             claim.id, claim.section, claim.statement, claim.criterion, claim.needs, state, evidence
         )
+
+
+def _lend(result: Result, label: str) -> Result:
+    """The result with the reservation that it is of another set of measurements."""
+    return replace(result, reservation=", ".join(filter(None, (result.reservation, f"under {label}"))))
 
 
 def claims(folders: str | Path | Iterable[str | Path]) -> list[JudgedClaim]:
