@@ -14,17 +14,21 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from .config import ModelConfig, TheoryConfig, TrainConfig
+    from .converting.changes import Change, Conversion
     from .converting.convert import convert
     from .errors import ConfigError, DataError, SkipinitError
     from .nets.architectures import list_models
-    from .nets.create import create_model, from_pretrained
-    from .nets.describe import describe
+    from .nets.blocks import ResidualNet
+    from .nets.create import build, create_model, from_pretrained
+    from .nets.describe import BlockRow, Description, describe
     from .nets.layers import l2_parameters
-    from .nets.merges import GhostBatchNorm2d
+    from .nets.merges import Add, DivideSqrt2, GhostBatchNorm2d, NormalizeOutput, NormalizeSkip, SkipInit
     from .nets.schemes import list_schemes
     from .paper.claims.claim import Finding
     from .paper.collect import JudgedClaim, claims
     from .paper.reproduce import reproduce
+    from .probing.adds import ResidualAdd
+    from .probing.balance import Growth, ProbeReport, ProbeRow, Verdict
     from .probing.measure import find_residual_adds, probe
     from .reporting.page import report
     from .sweeping.engine import Outcome, sweep
@@ -34,18 +38,34 @@ if TYPE_CHECKING:
     from .training.records import TrainResult
 
 _HOME = {
+    "Add": "nets.merges",
+    "BlockRow": "nets.describe",
+    "Change": "converting.changes",
     "ConfigError": "errors",
+    "Conversion": "converting.changes",
     "DataError": "errors",
+    "Description": "nets.describe",
+    "DivideSqrt2": "nets.merges",
     "Evaluation": "sweeping.single",
     "Finding": "paper.claims.claim",
     "GhostBatchNorm2d": "nets.merges",
+    "Growth": "probing.balance",
     "JudgedClaim": "paper.collect",
     "ModelConfig": "config",
+    "NormalizeOutput": "nets.merges",
+    "NormalizeSkip": "nets.merges",
     "Outcome": "sweeping.engine",
+    "ProbeReport": "probing.balance",
+    "ProbeRow": "probing.balance",
+    "ResidualAdd": "probing.adds",
+    "ResidualNet": "nets.blocks",
+    "SkipInit": "nets.merges",
     "SkipinitError": "errors",
     "TheoryConfig": "config",
     "TrainConfig": "config",
     "TrainResult": "training.records",
+    "Verdict": "probing.balance",
+    "build": "nets.create",
     "claims": "paper.collect",
     "convert": "converting.convert",
     "create_model": "nets.create",

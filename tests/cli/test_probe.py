@@ -1,4 +1,4 @@
-"""`skipinit probe`: what it prints, what it writes, and one clear line where it cannot."""
+"""`skipinit probe`: what it prints, what it writes, its exit codes, and one clear line where it cannot."""
 
 from __future__ import annotations
 
@@ -9,61 +9,29 @@ import subprocess
 import sys
 
 import pytest
-import tyro
 
-from skipinit.cli.probe import probe
-from skipinit.errors import ConfigError
-
-FACTORY = """
-import torch
-from torch import nn
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(6, 6)
-
-    def forward(self, x):
-        return x + self.layer(x)
-
-def broken():
-    raise ValueError("no\\nluck")
-
-def wrong():
-    return 3
-
-number = 3
-"""
+from skipinit.cli import main
 
 
 def run(*arguments):
-    tyro.cli(probe, args=list(arguments), config=(tyro.conf.FlagCreatePairsOff,))
+    return main(["probe", *arguments])
 
 
-@pytest.fixture
-def _factory(tmp_path, monkeypatch):
-    (tmp_path / "my_probe_model.py").write_text(FACTORY)
-    (tmp_path / "my_broken_module.py").write_text("import nothing_of_this_name")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", ["", *sys.path])
-    yield
-    sys.modules.pop("my_probe_model", None)
-
-
-def test_parsing_does_not_import_torch():
+@pytest.mark.parametrize("command", ["probe", "convert"])
+def test_help_warns_of_running_code_and_needs_no_torch(command):
     code = (
-        "import sys, tyro; from skipinit.cli.probe import probe\n"
-        "try: tyro.cli(probe, args=['--help'])\n"
+        "import sys; from skipinit.cli import main\n"
+        f"try: main([{command!r}, '--help'])\n"
         "except SystemExit: pass\n"
         "sys.exit('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "runs that code" in " ".join(done.stdout.replace("│", " ").split())
+    assert "runs that code, so name only code that you trust" in " ".join(done.stdout.split())
 
 
 def test_table_and_verdict(capsys):
-    run("wrn16_1", "--scheme", "batchnorm", "--batch-size", "4")
+    assert run("wrn16_1", "--scheme", "batchnorm", "--batch-size", "4") == 0
     out = capsys.readouterr().out
     assert out.startswith("block ")
     assert out.count("blocks.") == 6 + 1  # six rows, and one is named in the verdict
@@ -72,13 +40,14 @@ def test_table_and_verdict(capsys):
 
 def test_json_csv_and_plot_of_one_seed_agree(capsys, tmp_path):
     arguments = ["wrn16_1", "--scheme", "skipinit", "--data", "digits", "--gradients", "--seed", "5"]
-    run(*arguments, "--json", "--plot", str(tmp_path / "balance.svg"))
+    picture = tmp_path / "new" / "folder" / "balance.svg"
+    assert run(*arguments, "--json", "--plot", str(picture)) == 0
     loaded = json.loads(capsys.readouterr().out)
     assert loaded["model"] == "wrn16_1, skipinit"
     assert len(loaded["rows"]) == 6
     assert all(row["branch_variance"] == 0 and row["gradient_norm"] > 0 for row in loaded["rows"])
-    assert "<svg" in (tmp_path / "balance.svg").read_text()
-    run(*arguments, "--csv")
+    assert "<svg" in picture.read_text()
+    assert run(*arguments, "--csv") == 0
     lines = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert [float(line["skip_variance"]) for line in lines] == [
         row["skip_variance"] for row in loaded["rows"]
@@ -86,23 +55,47 @@ def test_json_csv_and_plot_of_one_seed_agree(capsys, tmp_path):
 
 
 def test_theory_network_of_any_size(capsys):
-    run("fc_linear", "--blocks", "7", "--width", "50", "--batch-size", "50", "--csv")
+    assert run("fc_linear", "--blocks", "7", "--width", "50", "--batch-size", "50", "--csv") == 0
     assert len(capsys.readouterr().out.splitlines()) == 8
 
 
 def test_figure_is_written_twice(capsys, tmp_path):
-    run("figure2a", "--networks", "2", "--plot", str(tmp_path / "talk"), "--json")
+    assert run("figure2a", "--networks", "2", "--plot", str(tmp_path / "new" / "talk"), "--json") == 0
     captured = capsys.readouterr()
     assert json.loads(captured.out)["networks"] == 2
     assert len(json.loads(captured.out)["rows"]) == 30
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["talk.png", "talk.svg"]
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["talk.png", "talk.svg"]
     assert "talk.svg" in captured.err
 
 
-@pytest.mark.usefixtures("_factory")
 def test_model_of_ones_own(capsys):
-    run("my_probe_model:Net", "--input", "8x6", "--csv")
-    assert capsys.readouterr().out.splitlines()[1].startswith("Net,1,")
+    assert run("support.probe_models:LoopNet", "--input", "8x6", "--csv") == 0
+    assert capsys.readouterr().out.splitlines()[1].startswith("LoopNet,1,")
+
+
+def test_model_in_the_current_folder(capsys, tmp_path, monkeypatch):
+    (tmp_path / "my_model.py").write_text("from support.probe_models import LoopNet\nmodel = LoopNet()\n")
+    (tmp_path / "my_broken_module.py").write_text("import nothing_of_this_name")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    assert run("my_model:model", "--input", "8x6") == 0
+    assert run("my_broken_module:model", "--input", "8x6") == 2
+    assert "module 'my_broken_module' does not import: ModuleNotFound" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("form", [[], ["--json"], ["--csv"]])
+def test_model_without_residual_adds_prints_an_empty_report_and_fails(capsys, tmp_path, form):
+    picture = tmp_path / "balance.svg"
+    assert run("torch.nn:Identity", "--input", "8x6", "--plot", str(picture), *form) == 1
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    assert not picture.exists()
+    if form == ["--json"]:
+        assert json.loads(printed.out)["rows"] == []
+    elif form == ["--csv"]:
+        assert printed.out.count("\n") == 1
+    else:
+        assert printed.out.startswith("torch.nn:Identity has no residual add")
 
 
 ERRORS = {
@@ -117,22 +110,22 @@ ERRORS = {
     "--networks 0 is not allowed": ["figure5", "--networks", "0"],
     "no picture format": ["wrn16_2", "--plot", "picture.gif"],
     "device 'abacus' is not known": ["wrn16_2", "--device", "abacus"],
-    "give the shape of its input": ["my_probe_model:Net"],
-    "cannot take the batch 8x5 float32": ["my_probe_model:Net", "--input", "8x5"],
+    "give the shape of its input": ["support.probe_models:LoopNet"],
+    "cannot take the inputs 8x5 float32": ["support.probe_models:LoopNet", "--input", "8x5"],
     "module 'nothing' does not import: ModuleNotFoundError": ["nothing:here", "--input", "8x5"],
-    "module 'my_broken_module' does not import": ["my_broken_module:net", "--input", "8x5"],
-    "module 'my_probe_model' has no 'Nett'": ["my_probe_model:Nett", "--input", "8x5"],
-    "failed: ValueError: no luck; it is called without": ["my_probe_model:broken", "--input", "8x5"],
-    "returned a int; it must return a torch.nn.Module": ["my_probe_model:wrong", "--input", "8x5"],
-    "is a int; it must be a function": ["my_probe_model:number", "--input", "8x5"],
+    "module 'math' has no 'Nett'": ["math:Nett", "--input", "8x5"],
+    "failed: TypeError": ["torch.nn:Linear", "--input", "8x5"],
+    "; it is called without arguments": ["torch.nn:Linear", "--input", "8x5"],
+    "returned a dict; it must return a torch.nn.Module": ["builtins:dict", "--input", "8x5"],
+    "is a float; it must be a function": ["math:pi", "--input", "8x5"],
     "is not a path of the form package.module:factory": [":net", "--input", "8x5"],
 }
 
 
-@pytest.mark.usefixtures("_factory")
 @pytest.mark.parametrize("message", ERRORS)
-def test_wrong_input_is_one_clear_line(message):
-    with pytest.raises(ConfigError) as caught:
-        run(*ERRORS[message])
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
+def test_wrong_input_is_one_clear_line(capsys, message):
+    assert run(*ERRORS[message]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert message in printed.err
+    assert printed.err.count("\n") == 1

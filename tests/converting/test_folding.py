@@ -13,10 +13,18 @@ from skipinit.converting.convert import convert
 from skipinit.converting.extensions import ChannelAffine
 from skipinit.errors import SkipinitError
 from skipinit.nets.create import create_model
-from support.convert_models import CifarResNet, Lines, Odd, ResNet18, with_statistics
-from support.probe_models import PostActivationResNet, PreActivationResNet, ViT
+from support.convert_models import (
+    CifarResNet,
+    Lines,
+    Odd,
+    ResNet18,
+    relative_difference,
+    scalars,
+    with_statistics,
+)
+from support.probe_models import PostActivationResNet, PreActivationResNet, ViT, images
 
-IMAGES = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+IMAGES = images(4)
 UNSEEN = torch.randn(3, 3, 40, 32, generator=torch.Generator().manual_seed(1))
 LINES = torch.randn(4, 3, 8, generator=torch.Generator().manual_seed(2))
 
@@ -35,38 +43,34 @@ MODELS = {
 }  # fmt: skip
 
 
-def relative(output, wanted):
-    return ((output - wanted).abs().max() / wanted.abs().max()).item()
-
-
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-9), (torch.float32, 1e-4)])
 def test_outputs_are_kept(name, dtype, bound):
     factory, example, other, blocks, unfolded = MODELS[name]
     torch.manual_seed(3)
     model = with_statistics(factory()).to(dtype)
-    converted, report = convert(model, example.to(dtype), keep_function=True, report=True)
+    conversion = convert(model, example.to(dtype), keep_function=True)
+    converted = conversion.model
     model.eval()
     converted.eval()
     for batch in (example, other):
-        assert relative(converted(batch.to(dtype)), model(batch.to(dtype))) < bound
-    assert report.difference < bound
-    assert report.num_blocks == blocks
-    assert [c.module for c in report.changes if c.came == "scale and shift"] == unfolded
+        assert relative_difference(converted(batch.to(dtype)), model(batch.to(dtype))) < bound
+    assert conversion.difference < bound
+    assert conversion.num_blocks == blocks
+    assert [c.module for c in conversion.changes if c.added == "scale and shift"] == unfolded
     assert not any(isinstance(module, _BatchNorm) for module in converted.modules())
-    scalars = [p for n, p in converted.named_parameters() if n.endswith("branch_alpha")]
-    assert [p.item() for p in scalars] == [1.0] * blocks
+    assert [p.item() for p in scalars(converted).values()] == [1.0] * blocks
     assert all(p.dtype == dtype and p.requires_grad for p in converted.parameters())
 
 
 def test_kept_function_does_not_hang_on_the_rest_of_the_batch():
     """The reason to convert: in training mode too, an example's output is its own."""
     model = with_statistics(ResNet18())
-    converted = convert(model, IMAGES, keep_function=True).train()
+    converted = convert(model, IMAGES, keep_function=True).model.train()
     alone = torch.cat([converted(IMAGES[i : i + 1]) for i in range(4)])
     torch.testing.assert_close(alone, converted(IMAGES))
     model.train()
-    assert relative(model(IMAGES[:2]), model(IMAGES)[:2]) > 0.01
+    assert relative_difference(model(IMAGES[:2]), model(IMAGES)[:2]) > 0.01
 
 
 def test_scale_and_shift_is_batch_norm():
@@ -87,7 +91,7 @@ def test_scale_and_shift_is_batch_norm():
 
         model = with_statistics(Net()).double()
         x = torch.randn(shape, dtype=torch.float64)
-        converted = convert(model, x, keep_function=True)
+        converted = convert(model, x, keep_function=True).model
         assert isinstance(converted.norm, ChannelAffine)
         torch.testing.assert_close(converted.eval()(x), model.eval()(x), rtol=1e-12, atol=1e-12)
 
@@ -103,7 +107,7 @@ def test_norm_of_a_map_that_is_used_elsewhere_too_is_not_folded():
             return h + self.last(self.norm(h).relu())
 
     model = with_statistics(Net()).double()
-    converted = convert(model, IMAGES.double(), keep_function=True)
+    converted = convert(model, IMAGES.double(), keep_function=True).model
     assert isinstance(converted.norm, ChannelAffine)
     torch.testing.assert_close(converted.eval()(IMAGES.double()), model.eval()(IMAGES.double()))
 
@@ -120,28 +124,28 @@ def test_tied_weights_are_not_folded_twice():
             return x + self.norm_b(self.b(self.norm_a(self.a(x)).relu()))
 
     model = with_statistics(Net()).double()
-    converted = convert(model, IMAGES.double(), keep_function=True)
+    converted = convert(model, IMAGES.double(), keep_function=True).model
     assert converted.a.weight is converted.b.weight
     torch.testing.assert_close(converted.eval()(IMAGES.double()), model.eval()(IMAGES.double()))
 
 
 def test_regularized_keeps_the_function_and_drops_in_training():
     model = with_statistics(ResNet18())
-    converted = convert(model, IMAGES, scheme="regularized-skipinit", dropout=0.5, keep_function=True)
-    assert relative(converted.eval()(IMAGES), model.eval()(IMAGES)) < 1e-4
+    converted = convert(model, IMAGES, scheme="regularized-skipinit", dropout=0.5, keep_function=True).model
+    assert relative_difference(converted.eval()(IMAGES), model.eval()(IMAGES)) < 1e-4
     converted.train()
     assert not torch.equal(converted(IMAGES), converted(IMAGES))
 
 
 def test_frozen_layers_stay_frozen():
     model = with_statistics(ResNet18()).requires_grad_(False)
-    converted = convert(model, IMAGES, keep_function=True)
+    converted = convert(model, IMAGES, keep_function=True).model
     trainable = {name for name, p in converted.named_parameters() if p.requires_grad}
     assert {name.split(".")[-1] for name in trainable} == {"branch_alpha", "merge_bias"}
 
 
-def test_report_of_what_is_no_residual_network_any_more(tmp_path):
-    """x + scale * x + shift is linear, no block: nothing to show after, and no failure."""
+def test_conversion_to_what_is_no_residual_network_any_more(tmp_path):
+    """x + scale * x + shift is linear, no block: the probe after is empty."""
 
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -151,10 +155,10 @@ def test_report_of_what_is_no_residual_network_any_more(tmp_path):
         def forward(self, x):
             return x + self.norm(x)
 
-    _, report = convert(Net(), torch.randn(4, 6), keep_function=True, report=True)
-    assert not report.after.rows
-    assert "After:" in str(report)
-    report.plot(tmp_path / "balance.png")
+    conversion = convert(Net(), torch.randn(4, 6), keep_function=True)
+    assert not conversion.after.rows
+    assert "After: Net has no residual add" in str(conversion)
+    conversion.plot(tmp_path / "balance.png")
 
 
 def test_layer_norms_stay_beside_batch_norms():
@@ -168,8 +172,9 @@ def test_layer_norms_stay_beside_batch_norms():
             return x + self.layer_norm(x)
 
     model, x = with_statistics(Net()).double(), torch.randn(4, 6, dtype=torch.float64)
-    converted, report = convert(model, x, keep_function=True, report=True)
-    assert report.left == ("layer_norm, LayerNorm is no batch norm",)
+    conversion = convert(model, x, keep_function=True)
+    converted = conversion.model
+    assert conversion.left == ("layer_norm, LayerNorm is no batch norm",)
     torch.testing.assert_close(converted.eval()(x), model.eval()(x))
 
 
@@ -179,7 +184,7 @@ def test_what_depends_on_the_batch_at_test_time_cannot_be_kept():
     with pytest.raises(SkipinitError, match=r"layer1.0.bn1 has no running statistics"):
         convert(model, IMAGES, keep_function=True)
     with pytest.raises(SkipinitError, match="no running statistics"):
-        convert(create_model("wrn10_1", batch_statistics_at_test=True), keep_function=True)
+        convert(create_model("wrn10_1", batch_statistics_at_test=True), IMAGES, keep_function=True)
 
 
 def test_what_is_not_finite_cannot_be_kept():
@@ -217,7 +222,7 @@ def test_modes_are_kept():
     model = with_statistics(ResNet18()).train()
     model.layer2.eval()
     before = copy.deepcopy({name: module.training for name, module in model.named_modules()})
-    converted = convert(model, IMAGES, keep_function=True)
+    converted = convert(model, IMAGES, keep_function=True).model
     assert {name: module.training for name, module in model.named_modules()} == before
     assert converted.training
     assert not converted.layer2[0].conv1.training
@@ -228,8 +233,9 @@ def test_modes_are_kept():
 def test_on_a_gpu():
     model = with_statistics(PreActivationResNet()).cuda()
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-        converted, report = convert(model, (4, 3, 32, 32), keep_function=True, report=True)
-    assert report.difference < 1e-4
+        conversion = convert(model, IMAGES.shape, keep_function=True)
+        converted = conversion.model
+    assert conversion.difference < 1e-4
     assert all(tensor.is_cuda for tensor in (*converted.parameters(), *converted.buffers()))
-    fresh = convert(model, IMAGES.cuda(), seed=0)
+    fresh = convert(model, IMAGES.cuda(), seed=0).model
     assert all(tensor.is_cuda for tensor in fresh.parameters())

@@ -9,6 +9,7 @@ import torch
 
 from skipinit.converting.convert import convert
 from skipinit.nets.create import create_model
+from support.probe_models import images
 
 # Name in the converted network -> name in the package's own. There the scalar is a module of its own, here it
 # is part of the layer that ends the branch; Fixup's biases stand where norms stood, and inside convolutions.
@@ -36,7 +37,7 @@ CASES = [
     ("resnet50_v1", "divide-sqrt2", {}, {}),
     ("resnet50_v1", "fixup", {}, {}),
 ]
-IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+IMAGES = images(2)
 
 
 def renamed(name):
@@ -49,7 +50,7 @@ def renamed(name):
 def test_same_structure_same_start_same_outputs(network, scheme, options, choices):
     own = create_model(network, scheme=scheme, seed=7, num_classes=5, **options)
     normalized = create_model(network, scheme="batchnorm", seed=1, num_classes=5)
-    converted = convert(normalized, scheme=scheme, seed=7, **choices)
+    converted = convert(normalized, IMAGES, scheme=scheme, seed=7, **choices).model
 
     theirs = {renamed(name): value for name, value in converted.state_dict().items()}
     ours = own.state_dict()

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from skipinit.converting.convert import convert
 from skipinit.data.augment import standardize
 from skipinit.data.images import load
-from support.convert_models import CifarResNet
+from support.convert_models import CifarResNet, scalars
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Opacus warns of its own random numbers and hooks.
 
@@ -23,11 +23,11 @@ def test_one_private_epoch_moves_the_scalars():
     images, labels = standardize(digits.train_images[:256]), digits.train_labels[:256]
     normalized = CifarResNet(1, 8)
     assert ModuleValidator.validate(normalized, strict=False)
-    model = convert(normalized, images[:8], seed=0)
+    model = convert(normalized, images[:8], seed=0).model
     assert ModuleValidator.validate(model, strict=False) == []
 
-    scalars = [p for name, p in model.named_parameters() if name.endswith("branch_alpha")]
-    assert_per_sample_gradients(model, scalars, images[:4], labels[:4])
+    alphas = list(scalars(model).values())
+    assert_per_sample_gradients(model, alphas, images[:4], labels[:4])
     torch.manual_seed(0)
     private, optimizer, loader = opacus.PrivacyEngine().make_private(
         module=model,
@@ -39,22 +39,22 @@ def test_one_private_epoch_moves_the_scalars():
     for batch, targets in loader:
         optimizer.zero_grad()
         F.cross_entropy(private(batch), targets).backward()
-        assert all(p.grad_sample.shape == (len(batch),) for p in scalars)
+        assert all(p.grad_sample.shape == (len(batch),) for p in alphas)
         optimizer.step()
-    assert all(p.item() != 0 for p in scalars)
+    assert all(p.item() != 0 for p in alphas)
 
 
-def assert_per_sample_gradients(model, scalars, images, labels):
+def assert_per_sample_gradients(model, alphas, images, labels):
     """Opacus's gradients of single examples are those of backward passes over single examples."""
     from opacus import GradSampleModule
 
     wanted = []
     for image, label in zip(images, labels, strict=True):
         loss = F.cross_entropy(model(image[None]), label[None])
-        wanted.append(torch.stack(torch.autograd.grad(loss, scalars)))
+        wanted.append(torch.stack(torch.autograd.grad(loss, alphas)))
     hooked = GradSampleModule(model)
     F.cross_entropy(hooked(images), labels).backward()
-    found = torch.stack([p.grad_sample for p in scalars], dim=1)
+    found = torch.stack([p.grad_sample for p in alphas], dim=1)
     torch.testing.assert_close(found, torch.stack(wanted), rtol=1e-4, atol=1e-6)
     hooked.to_standard_module().zero_grad()
     for value in model.parameters():

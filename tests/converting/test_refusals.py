@@ -13,10 +13,9 @@ from torch.nn import functional as F
 from skipinit.converting.convert import convert
 from skipinit.errors import ConfigError, SkipinitError
 from support.convert_models import ResNet18, TiedNorm
-from support.probe_models import Function, PreActivationResNet, ViT
+from support.probe_models import Function, PreActivationResNet, ViT, images, vectors
 
-IMAGES = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-VECTORS = torch.randn(4, 6, generator=torch.Generator().manual_seed(1))
+IMAGES, VECTORS = images(4), vectors(4)
 
 
 def quiet(make):
@@ -120,11 +119,8 @@ MODELS = {
     "relu ends its branch and is used elsewhere too": (SharedEnd, VECTORS),
     "does not all go through norm": (TwoEnds, VECTORS),
     "cannot be copied (a lock cannot be copied)": (Uncopyable, IMAGES),
-    "ResNet18 cannot take the batch 4x6": (ResNet18, VECTORS),
-    "give an example of its input": (ResNet18, None),
-    "is not a shape": (ResNet18, (4, 0, 32, 32)),
-    "the batch is a str": (ResNet18, "images"),
-    "convert takes a torch.nn.Module; a int was given": (lambda: 3, IMAGES),
+    "ResNet18 cannot take the inputs 4x6": (ResNet18, VECTORS),
+    "the model must be a torch.nn.Module; a int was given": (lambda: 3, IMAGES),
 }
 
 OPTIONS = {
@@ -136,6 +132,7 @@ OPTIONS = {
     "with keep_function it is 1": {"alpha": 0.0, "keep_function": True},
     "alpha nan is not allowed": {"alpha": float("nan")},
     "alpha 'small' is not allowed": {"alpha": "small"},
+    "biases 'yes' is not allowed; it must be True, False or None": {"biases": "yes"},
     "dropout 1 is not allowed": {"scheme": "regularized-skipinit", "dropout": 1},
     "seed 'one' is not allowed": {"seed": "one"},
 }
@@ -162,11 +159,11 @@ def same(before, after):
     )
 
 
-def assert_refused(model, batch, message, **options):
+def assert_refused(model, inputs, message, **options):
     before = state(model)
     random = torch.get_rng_state()
     with pytest.raises(SkipinitError) as caught:
-        convert(model, batch, **options)
+        convert(model, inputs, **options)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
     assert same(before, state(model))
@@ -175,11 +172,11 @@ def assert_refused(model, batch, message, **options):
 
 @pytest.mark.parametrize("message", MODELS)
 def test_model_is_refused_in_one_line_and_untouched(message):
-    make, batch = MODELS[message]
+    make, inputs = MODELS[message]
     model = make()
     if isinstance(model, nn.Module) and "scripted" not in message:
         model.train()
-    assert_refused(model, batch, message, seed=0)
+    assert_refused(model, inputs, message, seed=0)
 
 
 @pytest.mark.parametrize("message", OPTIONS)
@@ -204,7 +201,7 @@ def test_dropout_is_refused_where_there_is_no_classifier():
 def test_the_given_model_is_untouched_by_success_too(keep_function):
     model = ResNet18().train()
     before, twin = state(model), copy.deepcopy(model)
-    convert(model, IMAGES, keep_function=keep_function, report=True, seed=0)
+    convert(model, IMAGES, keep_function=keep_function, seed=0)
     assert same(before, state(model))
     assert torch.equal(model(IMAGES), twin(IMAGES))
 
@@ -212,7 +209,7 @@ def test_the_given_model_is_untouched_by_success_too(keep_function):
 def test_norms_off_the_way_are_left_and_named():
     model = ResNet18()
     model.spare = nn.BatchNorm2d(3)
-    with pytest.warns(UserWarning, match="the batch does not reach them: spare"):
-        converted, report = convert(model, IMAGES, report=True)
-    assert isinstance(converted.spare, nn.BatchNorm2d)
-    assert report.left == ("spare, not reached by the batch",)
+    with pytest.warns(UserWarning, match="the inputs do not reach them: spare"):
+        conversion = convert(model, IMAGES)
+    assert isinstance(conversion.model.spare, nn.BatchNorm2d)
+    assert conversion.left == ("spare, not reached by the inputs",)

@@ -69,14 +69,14 @@ def deep():
 
 @pytest.mark.parametrize("lr", [0.05, 0.0005])
 def test_110_layers_stripped_of_norms_do_not_train(deep, digits, lr):
-    stripped = convert(deep, digits[0][0][:8], scheme="none", seed=0)
+    stripped = convert(deep, digits[0][0][:8], scheme="none", seed=0).model
     assert accuracy(train(stripped, digits[0], 64, lr, 20), digits[1]) < 0.2
 
 
 @pytest.mark.parametrize(("batch_size", "lr", "updates"), [(64, 0.05, 30), (4, 0.005, 120), (1, 0.002, 250)])
 def test_110_layers_converted_train_at_any_batch_size(deep, digits, batch_size, lr, updates):
     """A few updates, to be quick; an epoch gets much further."""
-    converted = convert(deep, digits[0][0][:8], seed=0)
+    converted = convert(deep, digits[0][0][:8], seed=0).model
     assert accuracy(train(converted, digits[0], batch_size, lr, updates), digits[1]) > 0.3
 
 
@@ -87,7 +87,7 @@ def test_fine_tuning_at_batch_size_1(digits):
     normalized = train(CifarResNet(2, 8), training, 64, 0.1, 150)
     start = accuracy(normalized, test)
     assert start > 0.95
-    kept = convert(normalized, training[0][:8], keep_function=True)
+    kept = convert(normalized, training[0][:8], keep_function=True).model
     assert accuracy(kept, test) == start
     worst = {
         name: min(accuracy(train(model, training, 1, 1e-4, 50, seed=i), test) for i in range(10))

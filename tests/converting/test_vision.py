@@ -7,7 +7,7 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from skipinit.converting.convert import convert
-from support.convert_models import with_statistics
+from support.convert_models import relative_difference, with_statistics
 
 pytestmark = pytest.mark.vision
 
@@ -25,12 +25,13 @@ IMAGES = torch.randn(2, 3, 224, 224, generator=torch.Generator().manual_seed(0))
 
 def assert_kept_and_fresh(model):
     model = with_statistics(model)
-    kept, report = convert(model, IMAGES, keep_function=True, report=True)
+    conversion = convert(model, IMAGES, keep_function=True)
+    kept = conversion.model
     wanted = model.eval()(IMAGES)
-    assert ((kept.eval()(IMAGES) - wanted).abs().max() / wanted.abs().max()).item() < 1e-4
-    assert report.num_norms == sum(isinstance(module, _BatchNorm) for module in model.modules())
-    _, report = convert(model, IMAGES, report=True)
-    assert all(row.branch_share == 0 for row in report.after.rows)
+    assert relative_difference(kept.eval()(IMAGES), wanted) < 1e-4
+    assert conversion.num_norms == sum(isinstance(module, _BatchNorm) for module in model.modules())
+    conversion = convert(model, IMAGES)
+    assert all(row.branch_share == 0 for row in conversion.after.rows)
 
 
 @pytest.mark.parametrize("name", TORCHVISION)
@@ -48,6 +49,6 @@ def test_timm(name):
 @pytest.mark.parametrize("name", TRANSFORMERS)
 def test_per_example_norms_go_too(name):
     timm = pytest.importorskip("timm", exc_type=(ImportError, RuntimeError))
-    _, report = convert(timm.create_model(name, pretrained=False), IMAGES, report=True)
-    assert report.num_norms > report.num_blocks / 2
-    assert all(row.branch_share == 0 for row in report.after.rows)
+    conversion = convert(timm.create_model(name, pretrained=False), IMAGES)
+    assert conversion.num_norms > conversion.num_blocks / 2
+    assert all(row.branch_share == 0 for row in conversion.after.rows)

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from skipinit.errors import ConfigError
 from skipinit.nets.create import create_model
 from skipinit.probing.measure import find_residual_adds
 from skipinit.probing.trace import ModuleNames
@@ -21,10 +20,11 @@ from support.probe_models import (
     PostActivationResNet,
     PreActivationResNet,
     ViT,
+    images,
+    vectors,
 )
 
-IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-VECTORS = torch.randn(4, 6, generator=torch.Generator().manual_seed(1))
+IMAGES, VECTORS = images(2), vectors(4)
 
 
 def test_post_activation_resnet_with_inplace_adds():
@@ -111,9 +111,9 @@ def test_convnext():
     assert adds[0].branch_from == "stages.0.0.pwconv2"
 
 
-@pytest.mark.parametrize(("batch", "skip"), [(VECTORS.abs() + 9, 0), (-VECTORS.abs() - 9, 1)])
-def test_loop_and_condition_on_the_data(batch, skip):
-    adds = find_residual_adds(LoopNet(), batch)
+@pytest.mark.parametrize(("inputs", "skip"), [(VECTORS.abs() + 9, 0), (-VECTORS.abs() - 9, 1)])
+def test_loop_and_condition_on_the_data(inputs, skip):
+    adds = find_residual_adds(LoopNet(), inputs)
     assert [add.name for add in adds] == ["LoopNet", "LoopNet#2", "LoopNet#3", "LoopNet#4"]
     assert [add.skip_operand for add in adds] == [skip] * 4
 
@@ -211,8 +211,8 @@ def _recurrence(m, x):
 def test_recurrent_layers_have_none():
     sequence = torch.randn(5, 2, 6)
     for layer in (nn.RNN(6, 6, 2), nn.GRU(6, 6, 2), nn.LSTM(6, 6, 2), nn.GRUCell(6, 6), nn.LSTMCell(6, 6)):
-        batch = (sequence[0],) if isinstance(layer, nn.RNNCellBase) else (sequence,)
-        assert find_residual_adds(layer, batch) == []
+        inputs = sequence[0] if isinstance(layer, nn.RNNCellBase) else sequence
+        assert find_residual_adds(layer, inputs) == []
     assert find_residual_adds(Function(_recurrence), VECTORS) == []
 
 
@@ -252,8 +252,8 @@ def test_compiled_and_channels_last_and_autocast_models():
 )
 def test_the_papers_networks(name, options, count):
     model = create_model(name, **options)
-    batch = torch.randn(4, 100) if name.startswith("fc") else torch.randn(2, 3, 64, 64)
-    adds = find_residual_adds(model, batch)
+    shape = torch.Size([4, 100] if name.startswith("fc") else [2, 3, 64, 64])
+    adds = find_residual_adds(model, shape)
     assert [add.module for add in adds] == [f"blocks.{i}.merge" for i in range(count)]
     assert all(add.skip_operand == 0 for add in adds)
     if options.get("scheme") == "skipinit":
@@ -269,24 +269,6 @@ def test_the_papers_networks(name, options, count):
             "head.relu0",
         ]
         assert [add.activation for add in adds] == relus
-
-
-def test_arguments_by_position_and_by_name():
-    class Conditioned(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(6, 6)
-
-        def forward(self, x, shift, flag=False):
-            return x + shift + self.layer(x) if flag else shift
-
-    assert find_residual_adds(Conditioned(), (VECTORS, VECTORS)) == []
-    assert len(find_residual_adds(Conditioned(), {"x": VECTORS, "shift": VECTORS, "flag": True})) == 1
-
-
-def test_batch_that_is_no_tensor():
-    with pytest.raises(ConfigError, match="the batch is a int; it must be a tensor, or hold one"):
-        find_residual_adds(LoopNet(), 3)
 
 
 def test_names_are_those_of_named_modules():

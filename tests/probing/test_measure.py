@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 import math
-import random
 import tracemalloc
 import weakref
 
@@ -15,27 +11,24 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.nn.modules import module as module_hooks
 
-import skipinit
-from skipinit.errors import ConfigError, SkipinitError
 from skipinit.nets.create import create_model
-from skipinit.probing import laws as theory
-from skipinit.probing.laws import predict
 from skipinit.probing.measure import probe
-from skipinit.probing.moments import Ledger, channel_statistics
-from skipinit.probing.verdict import fit_growth
-from support.probe_models import ConvNeXt, Function, PostActivationResNet, PreActivationResNet, ViT
+from support.probe_models import (
+    ConvNeXt,
+    Function,
+    PostActivationResNet,
+    PreActivationResNet,
+    ViT,
+    images,
+    vectors,
+)
 
-IMAGES = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-VECTORS = torch.randn(64, 6, generator=torch.Generator().manual_seed(1))
+IMAGES, VECTORS = images(4), vectors(64)
 
 
 def float64(tensor):
     return tensor.detach().double().numpy()
-
-
-# What a row holds
 
 
 def test_rows_equal_a_float64_reference_network():
@@ -177,47 +170,6 @@ def test_constant_scalars():
         assert row.branch_variance == pytest.approx(0.04 * row.branch_variance_before_scalar, rel=1e-5)
 
 
-def test_statistics_neither_overflow_nor_cancel():
-    values = torch.tensor([[3e37, -3e37], [1e37, 2e37]])
-    within, between, squares = channel_statistics(values, 1).tolist()
-    reference = float64(values)
-    assert within == pytest.approx(reference.var(0).mean())
-    assert between == pytest.approx(reference.mean(0).var())
-    assert squares == pytest.approx((reference.mean(0) ** 2).mean())
-    shifted = torch.tensor([[1e7, 1e7 + 2], [1e7 + 2, 1e7]])
-    assert channel_statistics(shifted, 0).tolist()[:2] == [1.0, 0.0]
-
-
-CHUNKED = {
-    "images": ((40, 8, 33, 31), 1),
-    "one large image": ((1, 2, 700, 450), 1),
-    "channels last": ((7, 300, 5, 40), 3),
-    "vectors": ((4001, 90), 1),
-}
-
-
-@pytest.mark.parametrize("layout", CHUNKED)
-def test_statistics_of_large_tensors_equal_those_of_the_whole(layout):
-    """They are taken in pieces, the last one smaller; means far from zero, and drifting, must not matter."""
-    shape, axis = CHUNKED[layout]
-    drift = torch.linspace(50, 60, math.prod(shape)).view(shape)
-    values = drift + torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    others = tuple(i for i in range(len(shape)) if i != axis)
-    wide = float64(values)
-    expected = [wide.var(others).mean(), wide.mean(others).var(), (wide.mean(others) ** 2).mean()]
-    before = values.clone()
-    assert channel_statistics(values, axis).tolist() == pytest.approx(expected, rel=1e-11)
-    assert torch.equal(values, before)
-    assert channel_statistics(values.double(), axis).tolist() == pytest.approx(expected, rel=1e-11)
-
-
-def test_ledger_keeps_thousands_of_lines_in_order():
-    ledger = Ledger()
-    lines = [ledger.enter(torch.tensor([float(i), -1.0])) for i in range(1000)]
-    assert [ledger.read()[line] for line in lines] == [[i, -1] for i in range(1000)]
-    assert ledger.enter(torch.tensor([7.0, 7.0])) == len(ledger.read()) - 1
-
-
 def test_scalars_of_data_are_no_obstacle():
     """A learned factor of one number per example has no channels to measure."""
     model = Function(lambda m, x: x + (m.scalar * x.mean(1))[:, None] * m.a(x))
@@ -254,233 +206,6 @@ def test_gradients_through_inplace_additions_and_activations():
     F.cross_entropy(model(IMAGES), torch.tensor([0, 1, 2, 3])).backward()
     # A plain addition hands its gradient on to both operands.
     assert rows[-1].gradient_norm == pytest.approx(seen[0], rel=1e-4)
-
-
-# The model comes out as it went in
-
-
-class Noisy(nn.Module):
-    """Draws from every generator, counts its calls in a buffer, replaces another one."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer, self.norm = nn.Linear(6, 6), nn.BatchNorm1d(6)
-        self.register_buffer("calls", torch.zeros(()))
-        self.register_buffer("last", torch.zeros(6))
-
-    def forward(self, x):
-        self.calls += 1
-        self.last = x.detach().mean(0)
-        x.mul_(2)
-        noise = random.random() + np.random.random()
-        out = x + F.dropout(self.norm(self.layer(x)), 0.5, training=self.training) * noise
-        if x.shape[0] == 7:
-            raise RuntimeError("seven is\nnot allowed")
-        return out
-
-
-def _generators():
-    return random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
-
-
-@pytest.mark.parametrize("examples", [64, 7])
-@pytest.mark.parametrize("targets", [True, False])
-def test_model_and_generators_are_untouched(examples, targets):
-    model = Noisy()
-    model.norm.eval()
-    model.layer.weight.grad = torch.ones(6, 6)
-    state = {name: value.clone() for name, value in model.state_dict().items()}
-    objects = {name: id(value) for name, value in model.named_buffers()}
-    batch, generators = torch.randn(examples, 6), _generators()
-    given, labels = (
-        batch.clone(),
-        torch.randint(6, (examples,), generator=torch.Generator()) if targets else None,
-    )
-    if examples == 7:
-        with pytest.raises(
-            ConfigError, match=r"Noisy cannot take the batch 7x6 float32: seven is not allowed"
-        ):
-            probe(model, batch, labels)
-    else:
-        assert probe(model, batch, labels) == probe(model, batch, labels)
-    assert _generators() == generators
-    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
-    assert {name: id(value) for name, value in model.named_buffers()} == objects
-    assert (model.training, model.norm.training, model.layer.training) == (True, False, True)
-    assert torch.equal(model.layer.weight.grad, torch.ones(6, 6))
-    assert model.norm.weight.grad is None
-    assert torch.equal(batch, given)
-    hooks = [
-        hook
-        for module in model.modules()
-        for kind in (
-            "_forward_hooks",
-            "_forward_pre_hooks",
-            "_backward_hooks",
-            "_forward_hooks_always_called",
-        )
-        for hook in getattr(module, kind)
-    ]
-    assert hooks == []
-    assert not module_hooks._global_forward_pre_hooks
-    assert not module_hooks._global_forward_hooks
-    assert torch.backends.mha.get_fastpath_enabled()
-
-
-# Wrong input, one clear line
-
-
-def _error(*arguments, **keywords):
-    with pytest.raises(SkipinitError) as caught:
-        probe(*arguments, **keywords)
-    message = str(caught.value)
-    assert "\n" not in message
-    return message
-
-
-def test_model_without_residual_adds_says_what_it_saw():
-    towers = Function(lambda m, x: m.a(x) + m.b(x) + m.table[0])
-    message = _error(towers, VECTORS)
-    assert "Function has no residual add" in message
-    assert "1 because both operands went through as many layers: neither is a skip" in message
-    assert "1 because the operands differ in shape" in message
-
-
-def test_batches_that_do_not_fit():
-    model = create_model("wrn16_2")
-    assert "with 3 channels in the second" in _error(model, torch.randn(2, 4, 32, 32))
-    assert "cannot take the batch 2x3x32x32 int64" in _error(
-        model, torch.ones(2, 3, 32, 32, dtype=torch.int64)
-    )
-    assert "NaN or infinity before the model saw it" in _error(model, torch.full((2, 3, 32, 32), math.nan))
-    assert "2 of the batch" not in _error(model, torch.randn(2, 3, 32, 32), torch.tensor([0, 99]))
-    frozen = Function(lambda m, x: (x + m.a(x)).detach())
-    assert "cannot go backward" in _error(frozen, VECTORS, torch.zeros(64, dtype=torch.int64))
-    assert "have no default loss" in _error(model, torch.randn(2, 3, 32, 32), torch.randn(2, 10))
-
-
-def test_integer_input_is_welcome_where_the_model_takes_it():
-    model = nn.Sequential(nn.Embedding(9, 6), Function(lambda m, x: x + m.a(x)))
-    assert [row.name for row in probe(model, torch.randint(9, (4, 5))).rows] == ["1"]
-
-
-def test_nonfinite_values_end_the_rows_and_name_the_block():
-    def explode(m, x):
-        for factor in (1.0, 1.0, 1e30, 1e30, 1.0):
-            x = x + factor * m.a(x)
-        return x
-
-    report = probe(Function(explode), VECTORS)
-    assert [row.name for row in report.rows] == ["Function", "Function#2", "Function#3"]
-    assert report.first_nonfinite == "Function#4"
-    assert all(math.isfinite(row.output_variance) for row in report.rows)
-    assert "first appears in Function#4" in str(report.verdict)
-    assert "1/sqrt(5)" in str(report.verdict)
-    first = probe(Function(lambda m, x: x + math.inf * m.a(x)), VECTORS)
-    assert (first.rows, first.first_nonfinite) == ((), "Function")
-    assert "very first block, Function" in str(first)
-    assert json.loads(first.to_json())["rows"] == []
-
-
-def test_variances_far_beyond_float32_are_measured():
-    model = create_model("fc_linear", blocks=200, width=16, seed=0)
-    report = probe(model, torch.randn(16, 100))
-    assert report.rows[-1].output_variance > 1e45  # float32 ends at 3e38, and 200 doublings at 2e60
-    assert report.first_nonfinite is None
-
-
-# Verdict and theory
-
-
-def test_theory():
-    assert [theory.unnormalized_variance(depth) for depth in (1, 2, 5)] == [1, 2, 16]
-    assert [theory.normalized_variance(depth) for depth in (1, 7)] == [1, 7]
-    assert theory.relu_moving_variance(3) + theory.relu_squared_moving_mean(3) == pytest.approx(3)
-    assert theory.relu_squared_moving_mean(math.pi) == pytest.approx(1)
-    assert [theory.normalized_branch_share(depth) for depth in (1, 3)] == [0.5, 0.25]
-    assert theory.scaled_branch_share(1) == 0.5
-    for alpha in (0, 0.3, 1):  # the share is what the growth says it is
-        assert theory.scaled_variance(5, alpha) == pytest.approx(
-            theory.scaled_variance(4, alpha) / (1 - theory.scaled_branch_share(alpha))
-        )
-
-
-def test_growth_laws_are_told_apart_under_noise():
-    noise = np.random.default_rng(0).normal(1, 0.03, 40)
-    depths = np.arange(1, 41)
-    exponential = fit_growth((1.5**depths * noise).tolist())
-    assert (exponential.law, exponential.rate) == ("exponential", pytest.approx(1.5, rel=0.01))
-    wandering = np.cumsum(np.random.default_rng(1).normal(0.4, 0.3, 160))  # what deep networks really do
-    exponential = fit_growth(np.exp(wandering).tolist())
-    assert (exponential.law, exponential.rate) == ("exponential", pytest.approx(math.exp(0.4), rel=0.1))
-    linear = fit_growth(((3 + 0.9 * depths) * noise).tolist())
-    assert (linear.law, linear.rate) == ("linear", pytest.approx(0.9, rel=0.05))
-    constant = fit_growth((4 * noise).tolist())
-    assert (constant.law, constant.rate) == ("constant", pytest.approx(4, rel=0.02))
-    assert fit_growth([1.0, 2.0]).law == "unknown"
-    assert fit_growth([0.0, 0.0, 0.0]).law == "unknown"
-
-
-@pytest.mark.parametrize(
-    ("scheme", "biased", "law"),
-    [
-        ("batchnorm", True, "linear"),
-        ("skipinit", True, "constant"),
-        ("none", False, "exponential"),
-    ],
-)
-def test_verdict_on_the_papers_schemes(scheme, biased, law):
-    """Section 2.1 for each; 8 blocks a group, so that the fit has something to fit."""
-    model = create_model("wrn52_1", scheme=scheme, seed=0)
-    verdict = probe(model, IMAGES).verdict
-    assert (verdict.biased_to_identity, verdict.growth.law, verdict.growth.blocks) == (biased, law, 8)
-    assert ("Advice: none" in verdict.text) is biased
-    if law == "exponential":
-        assert verdict.growth.rate == pytest.approx(2, rel=0.2)
-
-
-def test_predictions_follow_the_section_on_theory():
-    """Section 2.1: doubling, l from each projection on, constant after division by sqrt(2), no law for V1."""
-    rows = {
-        scheme: predict(probe(create_model("wrn28_1", scheme=scheme, seed=0), IMAGES))
-        for scheme in ("none", "batchnorm", "divide-sqrt2", "skipinit")
-    }
-    assert rows["none"].skip[11] / rows["none"].skip[0] == pytest.approx(2**11)
-    assert set(rows["none"].share) == {0.5}
-    assert rows["batchnorm"].skip == (1, 2, 3, 4) * 3
-    assert rows["batchnorm"].share == pytest.approx([1 / 2, 1 / 3, 1 / 4, 1 / 5] * 3)
-    assert rows["divide-sqrt2"].skip == pytest.approx([rows["divide-sqrt2"].skip[0]] * 12)
-    assert set(rows["divide-sqrt2"].share) == {0.5}
-    assert set(rows["skipinit"].branch) == {0}
-    for scheme in ("batchnorm", "skipinit"):
-        assert predict(probe(create_model("resnet50_v1", scheme=scheme, seed=0), IMAGES)) is None
-    assert predict(probe(create_model("wrn28_1", scheme="batchnorm-on-skip", seed=0), IMAGES)) is None
-
-
-# Forms of the report
-
-
-def test_json_csv_and_table_hold_the_rows(tmp_path):
-    report = skipinit.probe(create_model("wrn16_1", scheme="skipinit", alpha=0.5, seed=0), IMAGES)
-    loaded = json.loads(report.to_json())
-    assert [row["name"] for row in loaded["rows"]] == [row.name for row in report.rows]
-    assert loaded["rows"][2]["branch_share"] == report.rows[2].branch_share
-    lines = list(csv.DictReader(io.StringIO(report.to_csv())))
-    assert [float(line["skip_variance"]) for line in lines] == [row.skip_variance for row in report.rows]
-    assert lines[0]["moving_variance"] == ""
-    header, *body = report.table().splitlines()
-    assert "before scalar" in header
-    assert "moving var" not in header  # nothing is normalized here
-    assert [line.split()[0] for line in body] == [row.name for row in report.rows]
-    report.plot(tmp_path / "a.png")
-    report.plot(tmp_path / "a.svg")
-    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
-    assert "<svg" in (tmp_path / "a.svg").read_text()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.png", "a.svg"]
-    with pytest.raises(ConfigError, match=r"no picture format '\.bmp'; use one of \.png, \.svg, \.pdf"):
-        report.plot(tmp_path / "a.bmp")
-    with pytest.raises(ConfigError, match="cannot be written there"):
-        report.plot(tmp_path / "nowhere" / "a.png")
 
 
 class Deep(nn.Module):

@@ -21,6 +21,16 @@ def with_statistics(model: nn.Module, seed: int = 0) -> nn.Module:
     return model
 
 
+def scalars(model: nn.Module, kind: str = "branch_alpha") -> dict[str, nn.Parameter]:
+    """The parameters that a conversion added under that name."""
+    return {name: p for name, p in model.named_parameters() if name.endswith(kind)}
+
+
+def relative_difference(output: Tensor, wanted: Tensor) -> float:
+    """max |output - wanted| / max |wanted|"""
+    return ((output - wanted).abs().max() / wanted.abs().max()).item()
+
+
 class BasicBlock(nn.Module):
     """ResNet-18's block: the ReLU is one module, used twice, in place."""
 
@@ -159,3 +169,19 @@ class TiedNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.norm(self.b(self.norm(self.a(x)).relu()))
+
+
+class TiedHead(nn.Module):
+    """A weight under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 4, 3, 1, 1)
+        self.conv = nn.Conv2d(4, 4, 3, 1, 1, bias=False)
+        self.norm = nn.BatchNorm2d(4)
+        self.head = nn.Conv2d(4, 2, 1)
+        self.tied = self.head.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        return self.head(x + self.norm(self.conv(x.relu())))

@@ -1,10 +1,20 @@
-"""Small models written the many ways people write residual networks, and some that are none."""
+"""Small models written the many ways people write residual networks, and batches for them."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+
+def images(count: int, seed: int = 0) -> Tensor:
+    """So many images of 32 x 32 pixels."""
+    return torch.randn(count, 3, 32, 32, generator=torch.Generator().manual_seed(seed))
+
+
+def vectors(count: int) -> Tensor:
+    """So many vectors of six numbers, as `Function` and `LoopNet` take."""
+    return torch.randn(count, 6, generator=torch.Generator().manual_seed(1))
 
 
 class Bottleneck(nn.Module):

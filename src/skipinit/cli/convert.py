@@ -8,35 +8,36 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from ..converting.conversions import find_scheme
+from ..converting.plan import make_plan
 from ..errors import ConfigError
-from .flags import Json
-from .probe import InputFlags
+from .flags import Json, Model, given
+from .probe import load_model, shape_of
 
 if TYPE_CHECKING:
     from torch import nn
 
-_Number = tyro.conf.arg(metavar="NUMBER", help_behavior_hint="")
+_Flag = Annotated[bool, tyro.conf.arg(help_behavior_hint="")]
 
 
 def convert(
-    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")],
+    model: Model,
     input: Annotated[str, tyro.conf.arg(metavar="SHAPE")],
     out: Annotated[Path, tyro.conf.arg(metavar="DIR")],
     scheme: str = "skipinit",
     keep_function: bool = False,
-    alpha: Annotated[float | None, _Number] = None,
-    biases: Annotated[bool | None, tyro.conf.arg(metavar="{True,False}", help_behavior_hint="")] = None,
+    alpha: Annotated[float | None, given("NUMBER")] = None,
+    biases: _Flag = False,
+    no_biases: _Flag = False,
     dropout: float = 0.2,
     seed: int = 0,
     json_: Json = False,
 ) -> None:
-    """Take normalization out of a residual network of your own.
+    """Remove normalization from a residual network of your own.
 
     MODEL is package.module:factory. The module is imported and the factory called without arguments: this
-    runs that code, so name what you trust. Written to DIR: the new weights (model.safetensors), what was
-    changed (report.txt, report.json), and skip and branch before and after (balance.svg). The new network
-    itself is `skipinit.convert` of the same model with the same options; it then takes the weights.
+    runs that code, so name only code that you trust. Written to DIR: the new weights (model.safetensors),
+    what was changed (report.txt, report.json), and skip and branch before and after (balance.svg). To load
+    the weights, call `skipinit.convert` on the same model with the same options.
 
     Args:
         model: The model's factory.
@@ -45,45 +46,47 @@ def convert(
         scheme: What it becomes: skipinit, regularized-skipinit, fixup, fixup-dropout, divide-sqrt2, none.
         keep_function: Compute what the model computes in evaluation mode; fold batch norm into its layers.
         alpha: Start of SkipInit's branch scalars.
-        biases: A bias in every convolution.
+        biases: Give every convolution a bias; the default is the scheme's.
+        no_biases: Give no convolution a bias.
         dropout: Drop probability before the classifier, in the schemes that have it.
         seed: Seed of the new weights, and of what the factory draws.
     """
-    find_scheme(scheme, keep_function)
-    shape = InputFlags(input=input).shape
+    if biases and no_biases:
+        raise ConfigError("--biases and --no-biases exclude each other; give one")
+    with_biases = biases if biases or no_biases else None
+    make_plan(scheme, keep_function, alpha, with_biases, dropout, seed)
+    shape = shape_of(input)
     if ":" not in model:
         raise ConfigError(
-            f"{model!r} is not a path of the form package.module:factory; for a network of this package take "
+            f"{model!r} is not a path of the form package.module:factory; for a network of this package use "
             "skipinit.create_model(..., scheme=...)"
         )
     import torch
 
-    from ..converting.convert import convert as take_norms_out
+    from ..converting.convert import convert as remove_norms
     from ..files import write_whole
-    from ..probing.forward import load_model
 
     torch.manual_seed(seed)
-    converted, report = take_norms_out(
+    conversion = remove_norms(
         load_model(model),
-        shape,
+        torch.Size(shape),
         scheme=scheme,
         keep_function=keep_function,
-        report=True,
         alpha=alpha,
-        biases=biases,
+        biases=with_biases,
         dropout=dropout,
         seed=seed,
     )
-    write_whole(out / "report.txt", lambda file: file.write(f"{report}\n".encode()))
-    write_whole(out / "report.json", lambda file: file.write(f"{report.to_json()}\n".encode()))
-    report.plot(out / "balance.svg")
-    write_whole(out / "model.safetensors", lambda file: file.write(_serialize(converted)))
-    print(report.to_json() if json_ else report)
+    write_whole(out / "report.txt", lambda file: file.write(f"{conversion}\n".encode()))
+    write_whole(out / "report.json", lambda file: file.write(f"{conversion.to_json()}\n".encode()))
+    conversion.plot(out / "balance.svg")
+    write_whole(out / "model.safetensors", lambda file: file.write(_serialize(conversion.model)))
+    print(conversion.to_json() if json_ else conversion)
     print(f"wrote {out}", file=sys.stderr)
 
 
 def _serialize(model: nn.Module) -> bytes:
-    """Copies, since tied weights share memory, which the format refuses."""
+    """Tensors are copied, since tied weights share memory, which the format refuses."""
     from safetensors.torch import save
     from torch import Tensor
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -13,7 +14,7 @@ from ..config import ModelConfig
 from ..data.catalog import DATA_SETS
 from ..errors import ConfigError, unknown_name
 from ..nets.architectures import THEORY_NETWORKS, find_architecture
-from .flags import Json, NetworkFlags
+from .flags import Json, Model, NetworkFlags, given
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from ..probing.balance import ProbeReport
 
 _VALUES_PER_BATCH = 64 * 3 * 32 * 32
-_Count = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")]
+_Count = Annotated[int | None, given("INT")]
 
 
 @dataclass(frozen=True)
@@ -37,11 +38,11 @@ class TheoryFlags:
 
 @dataclass(frozen=True)
 class InputFlags:
-    """What the model is fed."""
+    """The input of the model."""
 
     data: Literal["gaussian", "digits", "cifar10", "cifar100"] = "gaussian"
-    """What to feed the model."""
-    input: Annotated[str | None, tyro.conf.arg(metavar="SHAPE", help_behavior_hint="")] = None
+    """Which data the batch is from."""
+    input: Annotated[str | None, given("SHAPE")] = None
     """Shape of a Gaussian batch, such as 8x3x224x224; needed for a model of your own."""
     batch_size: _Count = None
     """Examples in the batch."""
@@ -55,16 +56,19 @@ class InputFlags:
     @property
     def shape(self) -> tuple[int, ...] | None:
         """The shape that was given."""
-        if self.input is None:
-            return None
-        sizes = self.input.lower().split("x")
-        if not all(size.isdigit() and int(size) > 0 for size in sizes):
-            raise ConfigError(f"--input {self.input!r} is not a shape; write it like 8x3x224x224")
-        return tuple(int(size) for size in sizes)
+        return None if self.input is None else shape_of(self.input)
+
+
+def shape_of(text: str) -> tuple[int, ...]:
+    """8x3x224x224 as numbers."""
+    sizes = text.lower().split("x")
+    if not all(size.isdigit() and int(size) > 0 for size in sizes):
+        raise ConfigError(f"--input {text!r} is not a shape; write it like 8x3x224x224")
+    return tuple(int(size) for size in sizes)
 
 
 def probe(
-    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")],
+    model: Model,
     network: Annotated[NetworkFlags, tyro.conf.arg(name="")] = NetworkFlags(),
     theory: Annotated[TheoryFlags, tyro.conf.arg(name="")] = TheoryFlags(),
     inputs: Annotated[InputFlags, tyro.conf.arg(name="")] = InputFlags(),
@@ -72,21 +76,22 @@ def probe(
     seed: int = 0,
     device: str = "auto",
     networks: _Count = None,
-    plot: Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="")] = None,
+    plot: Annotated[Path | None, given("PATH")] = None,
     json_: Json = False,
     csv_: Annotated[bool, tyro.conf.arg(name="csv", help="Print CSV.", help_behavior_hint="")] = False,
-) -> None:
+) -> int:
     """Show how much of each residual block's output comes from the skip, and how much from the branch.
 
     MODEL is one of `skipinit models`; or figure2a, figure2b, figure2c or figure5, which measure that figure
     of the paper and write it as PNG and SVG; or package.module:factory for a model of your own. The last
-    imports that module and calls the factory without arguments: it runs that code, so name what you trust.
+    imports that module and calls the factory without arguments: it runs that code, so name only code that you
+    trust. The exit code is 1 if there is nothing to show, for example because the model has no residual add.
 
     Args:
         model: What to probe.
         network: The network's scheme and options.
         theory: Size of a theory network.
-        inputs: What to feed the model.
+        inputs: The input of the model.
         gradients: Also go backward from the cross-entropy with the data's labels (random for Gaussian data).
         seed: Seed of the weights and of the batch.
         device: Such as cpu or cuda; auto takes the GPU if there is one.
@@ -99,31 +104,49 @@ def probe(
         raise ConfigError("--networks belongs to the figures; a model of another name is probed once")
     if networks is not None and networks < 1:
         raise ConfigError(f"--networks {networks} is not allowed; it must be 1 or more")
-    shape = inputs.shape
-    if shape is None and ":" in model and inputs.data == "gaussian":
+    if inputs.shape is None and ":" in model and inputs.data == "gaussian":
         raise ConfigError(f"{model}: give the shape of its input, as in --input 8x3x224x224")
-    import torch
-
-    from ..probing.measure import probe as measure
-    from ..probing.plot import check_suffix
     from ..training.world import find_device
 
     device = str(find_device(device))
-    if plot is not None and not model.startswith("figure"):
-        check_suffix(plot)
+    report: ProbeReport | MeasuredFigure
     if model.startswith("figure"):
-        report: ProbeReport | MeasuredFigure = _figure(model, seed, device, networks, plot)
+        report, found = _figure(model, seed, device, networks, plot), True
     else:
-        torch.manual_seed(seed)
-        net = _build(model, network, theory, inputs)
-        batch, labels = _batch(model, inputs)
-        measured = measure(net.to(device), batch.to(device), labels.to(device) if gradients else None)
-        known = model in THEORY_NETWORKS or ":" in model
-        scheme = network.of(ModelConfig).get("scheme", "batchnorm")
-        report = replace(measured, model=model if known else f"{model}, {scheme}")
-        if plot is not None:
-            report.plot(plot)
+        report = _probe(model, network, theory, inputs, gradients, seed, device, plot)
+        found = bool(report.rows)
     print(report.to_json() if json_ else report.to_csv().rstrip() if csv_ else report)
+    return 0 if found else 1
+
+
+def _probe(
+    model: str,
+    network: NetworkFlags,
+    theory: TheoryFlags,
+    inputs: InputFlags,
+    gradients: bool,
+    seed: int,
+    device: str,
+    plot: Path | None,
+) -> ProbeReport:
+    import torch
+
+    from ..probing.measure import probe as measure
+
+    if plot is not None:
+        from ..probing.plot import check_suffix
+
+        check_suffix(plot)
+    torch.manual_seed(seed)
+    net = _build(model, network, theory, inputs)
+    batch, labels = _batch(model, inputs)
+    report = measure(net.to(device), batch.to(device), labels.to(device) if gradients else None)
+    without_scheme = model in THEORY_NETWORKS or ":" in model
+    scheme = network.of(ModelConfig).get("scheme", "batchnorm")
+    report = replace(report, model=model if without_scheme else f"{model}, {scheme}")
+    if plot is not None and report.rows:
+        report.plot(plot)
+    return report
 
 
 def _figure(name: str, seed: int, device: str, networks: int | None, plot: Path | None) -> MeasuredFigure:
@@ -146,8 +169,6 @@ def _build(name: str, network: NetworkFlags, theory: TheoryFlags, inputs: InputF
     if name not in THEORY_NETWORKS and (theory.blocks or theory.width):
         raise ConfigError(f"--blocks and --width belong to the theory networks, {', '.join(THEORY_NETWORKS)}")
     if ":" in name:
-        from ..probing.forward import load_model
-
         return load_model(name)
     from ..nets.create import build, create_model
 
@@ -160,6 +181,39 @@ def _build(name: str, network: NetworkFlags, theory: TheoryFlags, inputs: InputF
         {} if inputs.data == "gaussian" else {"num_classes": entry.num_classes}
     )
     return build(ModelConfig(name, **{**shaped, **network.of(ModelConfig)}))
+
+
+def load_model(path: str) -> nn.Module:
+    """Import package.module and call factory without arguments: this runs the user's code."""
+    from torch import nn
+
+    from ..probing.forward import one_line
+
+    module_name, _, attribute = path.partition(":")
+    if not module_name or not attribute:
+        raise ConfigError(f"{path!r} is not a path of the form package.module:factory")
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # An installed command does not look into the current folder by itself.
+    try:
+        found = import_module(module_name)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {one_line(error)}"
+        raise ConfigError(f"module {module_name!r} does not import: {reason}") from error
+    factory = getattr(found, attribute, None)
+    if factory is None:
+        raise ConfigError(f"module {module_name!r} has no {attribute!r}")
+    if isinstance(factory, nn.Module):
+        return factory
+    if not callable(factory):
+        raise ConfigError(f"{path} is a {type(factory).__name__}; it must be a function that returns a model")
+    try:
+        model = factory()
+    except Exception as error:
+        reason = f"{type(error).__name__}: {one_line(error)}"
+        raise ConfigError(f"{path}() failed: {reason}; it is called without arguments") from error
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"{path}() returned a {type(model).__name__}; it must return a torch.nn.Module")
+    return model
 
 
 def _batch(name: str, inputs: InputFlags) -> tuple[Tensor, Tensor]:

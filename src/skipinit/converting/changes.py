@@ -1,38 +1,44 @@
-"""What a conversion did: each place, what went, what came; and the probe before and after."""
+"""The result of a conversion: the new model, what was changed in it, and the probe before and after."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..probing.balance import ProbeReport, align
+
 if TYPE_CHECKING:
-    from ..probing.balance import ProbeReport
+    from torch import nn
 
 
 @dataclass(frozen=True)
 class Change:
-    """One place of the model."""
+    """One change of the model."""
 
     block: str | None
-    """The residual add whose paths it lies on; None for the rest of the network."""
+    """The residual add on whose paths it is; None for the rest of the network."""
     module: str
-    """Empty where many layers were changed alike."""
-    went: str
-    """The class of the norm that was there."""
-    came: str
+    """Empty where many layers were changed in the same way."""
+    removed: str
+    """The class of the norm that was removed; empty if none was."""
+    added: str
+    """What was added, in words; empty if nothing was."""
 
 
-@dataclass(frozen=True)
-class ConversionReport:
-    """Everything that a conversion changed, left, and kept."""
+@dataclass(frozen=True, eq=False)
+class Conversion:
+    """The result of `convert`. `print` it for a table of the changes and the balance before and after."""
 
-    model: str
+    model: nn.Module
+    """The converted model."""
     scheme: str
     keep_function: bool
     num_blocks: int
+    """How many residual blocks were converted."""
     changes: tuple[Change, ...]
     left: tuple[str, ...]
     """Norms and long skips that stayed, each with the reason."""
@@ -43,28 +49,24 @@ class ConversionReport:
 
     @property
     def num_norms(self) -> int:
-        """How many norms went."""
-        return sum(bool(change.went) for change in self.changes)
+        """How many norms were removed."""
+        return sum(bool(change.removed) for change in self.changes)
 
     def table(self) -> str:
         """The changes as aligned text, a line per block; the rest of the network last."""
-        blocks: dict[str | None, list[Change]] = {}
+        blocks: defaultdict[str | None, list[Change]] = defaultdict(list)
         for change in self.changes:
-            blocks.setdefault(change.block, []).append(change)
+            blocks[change.block].append(change)
         rest = blocks.pop(None, [])
-        lines = [("block", "went", "came")]
+        lines = [("block", "removed", "added")]
         lines += [(name or "", *_words(name or "", changes)) for name, changes in blocks.items()]
         lines += [("elsewhere", *_words("", rest))]
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        return "\n".join(
-            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-            for line in lines
-        )
+        return align(list(zip(*lines, strict=True)))
 
     def to_json(self) -> str:
         """Changes and both probes, as one JSON object."""
         content = {
-            "model": self.model,
+            "model": self.before.model,
             "scheme": self.scheme,
             "keep_function": self.keep_function,
             "num_blocks": self.num_blocks,
@@ -78,32 +80,27 @@ class ConversionReport:
         return json.dumps(content, indent=2, allow_nan=False)
 
     def plot(self, path: str | Path) -> None:
-        """Write skip and branch variances before and after, side by side, as the suffix says."""
+        """Draw the variances before and after, side by side: .png, .svg or .pdf."""
         from matplotlib.figure import Figure
 
-        from ..probing.plot import BRANCH, SKIP, Series, draw, legend_above, save
+        from ..probing.plot import draw_variances, save
 
         figure = Figure(figsize=(10, 4.2), layout="constrained")
-        pairs = zip(figure.subplots(1, 2), (self.before, self.after), ("before", "after"), strict=True)
-        for axes, probed, when in pairs:
-            skip = [row.skip_variance for row in probed.rows]
-            branch = [row.branch_variance for row in probed.rows]
-            series = [Series("skip", SKIP, skip), Series("end of branch", BRANCH, branch)]
-            axes.set_title(f"{self.model}, {when}", pad=24)
-            if not skip:
-                continue
-            wide = max(skip) > 1000 * min(skip)
-            draw(axes, [row.depth for row in probed.rows], series, "log" if wide else "linear")
-            legend_above(axes)
-            axes.set_ylabel("variance")
+        for axes, report, when in zip(
+            figure.subplots(1, 2), (self.before, self.after), ("before", "after"), strict=True
+        ):
+            axes.set_title(f"{self.before.model}, {when}", pad=24)
+            if report.rows:
+                draw_variances(axes, report)
         save(figure, Path(path))
 
     def __str__(self) -> str:
+        name = self.before.model
         kept = "" if self.difference is None else f"; outputs in evaluation differ by {self.difference:.1e}"
         lines = [
             self.table(),
             "",
-            f"{self.model}, {self.scheme}: {self.num_norms} norms went, {self.num_blocks} blocks{kept}.",
+            f"{name}, {self.scheme}: {self.num_norms} norms removed, {self.num_blocks} blocks{kept}.",
             *(f"Left: {what}." for what in self.left),
             f"Before: {self.before.verdict}",
             f"After: {self.after.verdict}",
@@ -112,12 +109,12 @@ class ConversionReport:
 
 
 def _words(block: str, changes: list[Change]) -> tuple[str, str]:
-    """What went and what came, with names as they are inside the block."""
+    """What was removed and what was added, with names relative to the block."""
     home = block.split("#")[0] + "."
-
-    def inner(change: Change) -> str:
-        return change.module.removeprefix(home)
-
-    went = ", ".join(inner(change) for change in changes if change.went)
-    came = [f"{inner(change)}: {change.came}".removeprefix(": ") for change in changes if change.came]
-    return went or "-", "; ".join(came) or "-"
+    removed = ", ".join(change.module.removeprefix(home) for change in changes if change.removed)
+    added = [
+        f"{change.module.removeprefix(home)}: {change.added}".removeprefix(": ")
+        for change in changes
+        if change.added
+    ]
+    return removed or "-", "; ".join(added) or "-"

@@ -1,7 +1,7 @@
-"""What comes where normalization went: small layers, and layers that a model has, extended in place.
+"""What replaces normalization: small layers, and layers of the model that are extended in place.
 
-A model's own forward is never touched. To scale a branch, the layer that ends it gets a class derived from
-its own, with one more parameter: its name, its other parameters and its place stay.
+A model's own forward is never changed. To scale a branch, the layer that ends it gets a class derived from
+its own, with one more parameter. Its name, its other parameters and its place in the model stay.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 
 class ChannelAffine(nn.Module):
-    """scale * x + shift, per channel: what batch norm computes at test time"""
+    """scale * x + shift, per channel: what batch norm computes in evaluation mode"""
 
     def __init__(self, scale: Tensor, shift: Tensor) -> None:
         super().__init__()
@@ -34,10 +34,10 @@ class ChannelAffine(nn.Module):
 
 
 class Copy(nn.Module):
-    """x, in memory of its own"""
+    """A copy of x"""
 
     def forward(self, x: Tensor) -> Tensor:
-        """What follows may write into it."""
+        """The next layer may write into it."""
         return x.clone()
 
 
@@ -52,7 +52,7 @@ class ScaledOutput(nn.Module):
     merge_bias: nn.Parameter | None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Of a layer that returns several tensors, such as attention, the first is the branch."""
+        """If the layer returns a tuple, as attention does, its first tensor is the branch."""
         out = super().forward(*args, **kwargs)
         if isinstance(out, tuple):
             return (self._scale(out[0]), *out[1:])
@@ -67,7 +67,7 @@ class DividedOutput(nn.Module):
     """layer(x) / sqrt(2)"""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Forward variance stays what it was, yet skip and branch weigh the same."""
+        """The variance stays constant with depth, yet skip and branch weigh the same."""
         return super().forward(*args, **kwargs) * 0.5**0.5
 
 
@@ -77,7 +77,7 @@ class BiasedInput(nn.Module):
     input_bias: nn.Parameter
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """The same shift everywhere."""
+        """One number for all values."""
         return super().forward(x + self.input_bias, *args, **kwargs)
 
 
@@ -93,7 +93,7 @@ class DroppedInput(nn.Module):
 
 
 def extend(module: nn.Module, extension: type[nn.Module], **fields: nn.Parameter | float | None) -> None:
-    """Derive the module's class further by `extension`, with these fields; all it had stays."""
+    """Change the class of a module to one derived from it and `extension`, and set these fields."""
     kind: Any = type(module)
     base, extensions = getattr(kind, "extended", (kind, ()))
     module.__class__ = _extended_class(base, (extension, *extensions))
@@ -109,7 +109,7 @@ def _extended_class(base: Any, extensions: Any) -> type[nn.Module]:
 
 
 def _reduce(self: nn.Module, protocol: Any) -> tuple[Any, ...]:
-    """How the module is pickled and copied: its class has no importable name, so it is made anew."""
+    """Pickle and copy the module by its parts, since its class has no importable name."""
     return _rebuild, type(self).__dict__["extended"], self.__dict__
 
 
@@ -119,7 +119,7 @@ def _rebuild(base: Any, extensions: Any) -> nn.Module:
 
 
 def scalar(value: float, *homes: nn.Module) -> nn.Parameter:
-    """A learnable scalar where the numbers of the first of these modules live that has any."""
+    """A learnable scalar with the dtype and device of the first of these modules that has tensors."""
     tensors = (tensor for home in homes for tensor in chain(home.parameters(), home.buffers()))
     like = next((tensor for tensor in tensors if tensor.is_floating_point()), torch.empty(()))
     return nn.Parameter(torch.tensor(value, dtype=like.dtype, device=like.device))

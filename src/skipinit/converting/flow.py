@@ -1,4 +1,6 @@
-"""What one forward pass tells about a model: where branches end, what feeds each norm, what classifies."""
+"""What one forward pass tells about a model: where branches end, which layer feeds each norm, and which
+layer classifies.
+"""
 
 from __future__ import annotations
 
@@ -10,22 +12,22 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..probing.adds import ResidualAdd, describe
-from ..probing.forward import Batch, watched
-from ..probing.operations import Kind, Node
-from ..probing.trace import Sighting, Watcher
+from ..probing.adds import ResidualAdd, TracedAdd, describe_adds
+from ..probing.forward import Inputs, traced
+from ..probing.operations import Kind, Node, tensors_in
+from ..probing.trace import Tracer
 
 
 @dataclass(frozen=True)
 class Block:
-    """A residual add and what there is to change about it."""
+    """A residual add, and what a conversion needs to know about it."""
 
     add: ResidualAdd
     tail: str | None
     """The module whose output, times a number, is the branch's output times that number."""
     weights: tuple[str, ...]
     """The weights of the branch's linear maps, in order."""
-    hands_on_sum: bool
+    returns_sum: bool
     """Whether the module that adds returns the sum, or the sum after one activation module."""
 
 
@@ -37,76 +39,64 @@ class Flow:
     norms: tuple[str, ...]
     """Every module that normalizes, in order."""
     feeders: Mapping[str, str]
-    """Of a norm: the module whose linear map it is given, where nothing else uses that map's output."""
+    """For a norm: the module whose linear map is its input, where nothing else uses that map's output."""
     overwritten: frozenset[str]
-    """Norms whose output is written into, by an in-place function."""
+    """Norms whose output an in-place function writes into."""
     norms_on_skip: tuple[str, ...]
     """Norms that the skip path itself goes through, as in post-norm blocks."""
     calls: Mapping[str, int]
-    """How often each module computed something."""
+    """How many calls of each module computed something."""
     classifier: str | None
-    """The dense layer that makes the model's output."""
+    """The dense layer that computes the model's output."""
 
 
-def trace(model: nn.Module, batch: Batch) -> Flow:
+def find_flow(model: nn.Module, inputs: Inputs) -> Flow:
     """Run the model once, in training mode; it is left as it was."""
-    with _versions(model) as versions, watched(model, batch, measure=False) as (watcher, output):
-        outputs = _lineage(watcher, output)
-        nodes = _ancestors([*outputs, *(sighting.node for sighting in watcher.sightings)])
+    with _norm_outputs(model) as norm_outputs, traced(model, inputs, measure=False) as (tracer, output):
+        outputs = _output_nodes(tracer, output)
+        nodes = _ancestors([*outputs, *(add.node for add in tracer.adds)])
         users = _users(nodes)
-        adds = describe(model, watcher)
+        adds = describe_adds(tracer.adds, type(model).__name__)
         norms = [node for node in nodes if node.kind is Kind.NORM]
         return Flow(
             blocks=tuple(
-                _block(model, add, sighting, users)
-                for add, sighting in zip(adds, watcher.sightings, strict=True)
+                _block(model, add, traced_add, users)
+                for add, traced_add in zip(adds, tracer.adds, strict=True)
             ),
             norms=tuple(dict.fromkeys(node.module for node in norms)),
             feeders=_feeders(norms, nodes, users, set(outputs)),
             overwritten=frozenset(
-                name for name, (out, version) in versions.items() if out._version > version
+                name for name, (out, version) in norm_outputs.items() if out._version > version
             ),
-            norms_on_skip=_on_skip(watcher.sightings, {node.module for node in norms}),
+            norms_on_skip=_on_skip(tracer.adds, {node.module for node in norms}),
             calls=_count_calls(nodes),
             classifier=_classifier(model, outputs),
         )
 
 
 @contextmanager
-def _versions(model: nn.Module) -> Iterator[dict[str, tuple[Tensor, int]]]:
-    """What each norm returned in a pass, with its version then: torch counts the writes into a tensor."""
-    seen: dict[str, tuple[Tensor, int]] = {}
+def _norm_outputs(model: nn.Module) -> Iterator[dict[str, tuple[Tensor, int]]]:
+    """The output of each norm with its version at that time: torch counts the writes into a tensor."""
+    outputs: dict[str, tuple[Tensor, int]] = {}
 
-    def note(name: str, output: Any) -> None:
+    def keep(name: str, output: Any) -> None:
         if isinstance(output, Tensor):
-            seen[name] = output, output._version
+            outputs[name] = output, output._version
 
     hooks = [
-        module.register_forward_hook(lambda _, __, output, name=name: note(name, output))
+        module.register_forward_hook(lambda _, __, output, name=name: keep(name, output))
         for name, module in model.named_modules()
         if "norm" in type(module).__name__.lower()
     ]
     try:
-        yield seen
+        yield outputs
     finally:
         for hook in hooks:
             hook.remove()
 
 
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """All tensors of a model's output, however it is nested."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for part in value.values():
-            yield from tensors_in(part)
-    elif isinstance(value, (list, tuple)):
-        for part in value:
-            yield from tensors_in(part)
-
-
-def _lineage(watcher: Watcher, output: Any) -> list[Node]:
-    found = (watcher.lineage_of(tensor) for tensor in tensors_in(output))
+def _output_nodes(tracer: Tracer, output: Any) -> list[Node]:
+    found = (tracer.node_of(tensor) for tensor in tensors_in(output))
     return list(dict.fromkeys(node for node in found if node is not None))
 
 
@@ -134,21 +124,23 @@ def _users(nodes: Iterable[Node]) -> Mapping[Node, list[Node]]:
     return users
 
 
-def _block(model: nn.Module, add: ResidualAdd, sighting: Sighting, users: Mapping[Node, list[Node]]) -> Block:
-    used = [name for n in sighting.split.branch_path if n.kind is Kind.LINEAR for name in n.parameters]
+def _block(
+    model: nn.Module, add: ResidualAdd, traced_add: TracedAdd, users: Mapping[Node, list[Node]]
+) -> Block:
+    used = [name for n in traced_add.paths.branch if n.kind is Kind.LINEAR for name in n.parameters]
     weights = tuple(name for name in used if model.get_parameter(name).dim() > 1)
-    return Block(add, _tail(sighting), weights, _hands_on_sum(sighting.node, users))
+    return Block(add, _tail(traced_add), weights, _returns_sum(traced_add.node, users))
 
 
-def _tail(sighting: Sighting) -> str | None:
-    """Back over what a scalar commutes with: scales, copies, dropout."""
-    node, add = sighting.operands[1 - sighting.split.skip], sighting.node
-    while node.call == add.call and node.kind in (Kind.SCALE, Kind.CARRY) and len(node.parents) == 1:
+def _tail(add: TracedAdd) -> str | None:
+    """Back over operations that commute with a scalar: scales, copies, dropout."""
+    node, call = add.branch, add.node.call
+    while node.call == call and node.kind in (Kind.SCALE, Kind.PASS) and len(node.parents) == 1:
         node = node.parents[0]
-    return None if node.call == add.call or node.kind is Kind.INPUT else node.module
+    return None if node.call == call or node.kind is Kind.INPUT else node.module
 
 
-def _hands_on_sum(add: Node, users: Mapping[Node, list[Node]]) -> bool:
+def _returns_sum(add: Node, users: Mapping[Node, list[Node]]) -> bool:
     def inside(node: Node) -> list[Node]:
         home = f"{add.module}." if add.module else ""
         return [user for user in users.get(node, ()) if user.call == add.call or user.module.startswith(home)]
@@ -180,15 +172,14 @@ def _feeders(
     return feeders
 
 
-def _on_skip(sightings: Iterable[Sighting], norms: set[str]) -> tuple[str, ...]:
-    """A norm of an earlier sum that makes a skip operand, or a norm on a skip that has no weights."""
+def _on_skip(adds: Iterable[TracedAdd], norms: set[str]) -> tuple[str, ...]:
+    """Norms of an earlier sum that make a skip operand, and norms on a skip without weights."""
     found: list[str] = []
-    for sighting in sightings:
-        path, operand = sighting.split.skip_path, sighting.operands[sighting.split.skip]
-        if operand.module in norms and _normalizes_sum(operand):
-            found.append(operand.module)
-        if not any(node.kind is Kind.LINEAR for node in path):
-            found.extend(node.module for node in path if node.module in norms)
+    for add in adds:
+        if add.skip.module in norms and _normalizes_sum(add.skip):
+            found.append(add.skip.module)
+        if not any(node.kind is Kind.LINEAR for node in add.paths.skip):
+            found.extend(node.module for node in add.paths.skip if node.module in norms)
     return tuple(dict.fromkeys(found))
 
 

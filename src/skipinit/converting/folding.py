@@ -1,6 +1,6 @@
-"""Keeping what a model computes: batch norm as a scale and a shift, and the check that outputs agree.
+"""Keep what a model computes: batch norm as a scale and shift, and the check that the outputs agree.
 
-Batch norm at test time is a scale and a shift per channel; after a linear map it is part of that map.
+In evaluation mode batch norm is a scale and a shift per channel. After a linear map they become part of it.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ..errors import ConfigError
-from ..probing.forward import Batch
-from .flow import tensors_in
+from ..errors import ConfigError, SkipinitError
+from ..probing.forward import Inputs, arguments_of
+from ..probing.operations import tensors_in
 
 _FOLDABLE = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
 
 
 @dataclass(frozen=True)
 class Affine:
-    """scale * x + shift, in float64 on the CPU: not every device has that."""
+    """scale * x + shift, in float64 on the CPU, since not every device has float64."""
 
     scale: Tensor
     shift: Tensor
@@ -48,7 +48,7 @@ def _exact(tensor: Tensor) -> Tensor:
 
 
 def can_fold(layer: nn.Module, affine: Affine) -> bool:
-    """Whether the layer is a plain one; a subclass may compute with its weights as it likes."""
+    """Whether the layer is a plain one; a subclass may use its weights in another way."""
     return type(layer) in _FOLDABLE and len(layer.get_parameter("weight")) == len(affine.scale)
 
 
@@ -63,27 +63,46 @@ def fold(layer: nn.Module, affine: Affine) -> None:
     layer.register_parameter("bias", nn.Parameter(bias.to(weight), requires_grad=weight.requires_grad))
 
 
+def finite_outputs(model: nn.Module, inputs: Inputs) -> list[Tensor]:
+    """The floating-point outputs in evaluation mode; raises if one is not finite."""
+    outputs = _outputs_in_evaluation(model, inputs)
+    if not all(bool(output.isfinite().all()) for output in outputs):
+        raise SkipinitError(
+            f"{type(model).__name__} gives NaN or infinity in evaluation mode: there is no function to keep; "
+            "its running statistics do not fit: train it first, or use keep_function=False"
+        )
+    return outputs
+
+
+def compare_outputs(model: nn.Module, inputs: Inputs, expected: Sequence[Tensor]) -> float:
+    """max |output - expected| / max |expected| in evaluation mode; raises if it is more than rounding."""
+    difference = _largest_difference(_outputs_in_evaluation(model, inputs), expected)
+    # The square root of the coarsest rounding error: more than folding costs, less than a mistake does.
+    tolerance = max((torch.finfo(tensor.dtype).eps ** 0.5 for tensor in expected), default=0.0)
+    if not difference <= tolerance:
+        raise SkipinitError(
+            f"{type(model).__name__}: its outputs would change by {difference:.1e} of the largest; it uses "
+            "its norms in a way that a scale and shift cannot keep: use keep_function=False"
+        )
+    return difference
+
+
 @torch.no_grad()
-def outputs_in_evaluation(model: nn.Module, batch: Batch) -> list[Tensor]:
+def _outputs_in_evaluation(model: nn.Module, inputs: Inputs) -> list[Tensor]:
     """The floating-point tensors of the model's output; its training mode is left as it was."""
     modes = [(module, module.training) for module in model.modules()]
+    args, kwargs = arguments_of(model, inputs)
     model.eval()
     try:
-        match batch:
-            case Tensor():
-                output = model(batch.clone())
-            case tuple() | list():
-                output = model(*batch)
-            case _:
-                output = model(**batch)
+        output = model(*args, **kwargs)
     finally:
         for module, mode in modes:
             module.training = mode
     return [tensor for tensor in tensors_in(output) if tensor.is_floating_point()]
 
 
-def largest_difference(outputs: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
-    """max |output - expected| / max |expected|, the worst over all tensors; NaN if anything is."""
+def _largest_difference(outputs: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+    """The worst over all tensors; NaN if anything is."""
     if len(outputs) != len(expected):
         return float("inf")
     ratios = [
@@ -92,8 +111,3 @@ def largest_difference(outputs: Sequence[Tensor], expected: Sequence[Tensor]) ->
         if wanted.numel()
     ]
     return max(ratios, default=0.0, key=lambda ratio: float("inf") if ratio != ratio else ratio)
-
-
-def tolerance(expected: Sequence[Tensor]) -> float:
-    """The square root of the coarsest rounding error: more than folding costs, less than a mistake does."""
-    return max((torch.finfo(tensor.dtype).eps ** 0.5 for tensor in expected), default=0.0)

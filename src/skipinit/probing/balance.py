@@ -1,4 +1,4 @@
-"""What a probe found: plain rows in every form a person may want, and the mean over several networks."""
+"""The result of a probe: one row per residual block, and what the rows say about the network."""
 
 from __future__ import annotations
 
@@ -7,16 +7,23 @@ import dataclasses
 import io
 import json
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import fmean, stdev
-from typing import TYPE_CHECKING, Any
+from statistics import fmean, median, stdev
+from typing import TYPE_CHECKING, Any, Literal
 
-from .verdict import Verdict, judge_balance
+from .laws import Prediction, predict, stages
 
 if TYPE_CHECKING:
     from .adds import ResidualAdd
+
+BIASED_BELOW = 1 / 3
+"""A typical branch share under this is a bias towards the identity; equal operands have 1/2."""
+CONSTANT_WITHIN = 1.25
+"""A fitted line that changes by less than this factor over the blocks it was fitted to is constant."""
+EXPLODING_FROM = 1.2
+"""Growth per block from which depth is limited: 1.2^100 is 10^8."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,17 +45,17 @@ class ProbeRow:
     channel_mean_variance: float
     """Variance of the channels' means."""
     moving_variance: float | None
-    """Of the branch's first batch norm, updated once by this batch: mean over channels, biased."""
+    """Of the branch's first batch norm, updated once by these inputs: mean over channels, biased."""
     squared_moving_mean: float | None
     """Of the same norm: mean over channels of the squared moving mean."""
     gradient_norm: float | None = None
-    """Of the loss for the block's output."""
+    """Of the loss with respect to the block's output."""
     parameter_gradient_norm: float | None = None
-    """Of the loss for all parameters on the block's paths."""
+    """Of the loss with respect to all parameters on the block's paths."""
 
     @property
     def branch_share(self) -> float:
-        """branch / (skip + branch): the branch's fraction of the output variance, were both uncorrelated."""
+        """branch / (skip + branch): the branch's fraction of the output variance, if uncorrelated."""
         total = self.skip_variance + self.branch_variance
         return self.branch_variance / total if total else 0.0
 
@@ -58,7 +65,7 @@ class ProbeRow:
         return math.isfinite(self.skip_variance + self.branch_variance + self.output_variance)
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields and the branch share; what JSON cannot hold becomes None."""
+        """All fields and the branch share; values that JSON cannot hold become None."""
         values = {**dataclasses.asdict(self), "branch_share": self.branch_share}
         return {
             name: None if isinstance(value, float) and not math.isfinite(value) else value
@@ -67,8 +74,36 @@ class ProbeRow:
 
 
 @dataclass(frozen=True)
+class Growth:
+    """How the skip variance changes from block to block."""
+
+    law: Literal["exponential", "linear", "constant", "unknown"]
+    rate: float | None
+    """Factor per block if exponential; increase per block if linear; the level if constant."""
+    blocks: int
+    """How many consecutive blocks it was fitted to."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the rows say about the network. The first three are None if there are no rows."""
+
+    biased_to_identity: bool | None
+    typical_branch_share: float | None
+    """Median over the blocks."""
+    least_balanced: str | None
+    """The block whose branch share is farthest from one half."""
+    growth: Growth
+    text: str
+    """All of it in sentences."""
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True)
 class ProbeReport:
-    """The rows of one probe, in the order the data meets the blocks."""
+    """The result of `probe`: a row per residual block, in the order in which the data meets them."""
 
     model: str
     rows: tuple[ProbeRow, ...]
@@ -78,28 +113,23 @@ class ProbeReport:
     """How many residual adds the model has, with or without a row."""
     first_nonfinite: str | None = None
     """The first block that meets NaN or infinity; rows end before it."""
+    operations: int = 0
+    """How many operations on data the pass had."""
+    rejected: Mapping[str, int] = field(default_factory=dict)
+    """How many additions are not residual, by reason."""
 
     @property
     def verdict(self) -> Verdict:
-        """The measurements in words."""
-        return judge_balance(self)
+        """What the rows say about the network."""
+        return _judge(self)
 
     def table(self) -> str:
         """The rows as aligned text, without columns that are empty throughout."""
-        every = [(title, [_cell(getattr(row, field)) for row in self.rows]) for title, field in _COLUMNS]
-        columns = [(title, cells) for title, cells in every if any(cells)]
-        widths = [max(len(title), *map(len, cells)) for title, cells in columns]
-        lines = [[title for title, _ in columns], *zip(*(cells for _, cells in columns), strict=True)]
-        return "\n".join(
-            "  ".join(
-                cell.ljust(width) if column == 0 else cell.rjust(width)
-                for column, (cell, width) in enumerate(zip(line, widths, strict=True))
-            ).rstrip()
-            for line in lines
-        )
+        every = [(title, *(_cell(getattr(row, name)) for row in self.rows)) for title, name in _COLUMNS]
+        return align([column for column in every if any(column[1:])], numbers=True)
 
     def to_json(self) -> str:
-        """Rows, verdict and all, as one JSON object."""
+        """Rows and verdict as one JSON object."""
         content = {
             "model": self.model,
             "num_blocks": self.num_blocks,
@@ -111,26 +141,17 @@ class ProbeReport:
 
     def to_csv(self) -> str:
         """One line per row, with a header."""
-        fields = [field.name for field in dataclasses.fields(ProbeRow)]
-        return csv_text([*fields, "branch_share"], [row.to_dict() for row in self.rows])
+        names = [column.name for column in dataclasses.fields(ProbeRow)]
+        return csv_text([*names, "branch_share"], [row.to_dict() for row in self.rows])
 
     def plot(self, path: str | Path) -> None:
-        """Write the variances over depth, measured points over predicted lines, as the suffix says."""
+        """Draw the variances over depth, measured points over predicted lines: .png, .svg or .pdf."""
         from .plot import plot_report
 
         plot_report(self, Path(path))
 
     def __str__(self) -> str:
         return f"{self.table()}\n\n{self.verdict}" if self.rows else str(self.verdict)
-
-
-def csv_text(fields: Sequence[str], rows: Iterable[dict[str, Any]]) -> str:
-    """A header and one line per row."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, fields, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
 
 
 _COLUMNS = (
@@ -156,16 +177,34 @@ def _cell(value: str | float | None) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
+def align(columns: Sequence[Sequence[str]], numbers: bool = False) -> str:
+    """Columns of text side by side; with `numbers`, all but the first are aligned to the right."""
+    padded = []
+    for index, column in enumerate(columns):
+        width = max(map(len, column))
+        padded.append([cell.rjust(width) if numbers and index else cell.ljust(width) for cell in column])
+    return "\n".join("  ".join(line).rstrip() for line in zip(*padded, strict=True))
+
+
+def csv_text(names: Sequence[str], rows: Iterable[dict[str, Any]]) -> str:
+    """A header and one line per row."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
 def mean_report(reports: Sequence[ProbeReport]) -> ProbeReport:
     """The first report, with every measurement replaced by its mean over all of them."""
     return replace(reports[0], rows=tuple(_mean(rows) for rows in _by_block(reports)))
 
 
-def deviations(reports: Sequence[ProbeReport], field: str) -> list[float] | None:
-    """The standard deviation between networks, block by block; None for one network, which tells nothing."""
+def deviations(reports: Sequence[ProbeReport], name: str) -> list[float] | None:
+    """The standard deviation of a field between networks, for each block; None for a single network."""
     if len(reports) == 1:
         return None
-    return [stdev(getattr(row, field) for row in rows) for rows in _by_block(reports)]
+    return [stdev(getattr(row, name) for row in rows) for rows in _by_block(reports)]
 
 
 def _by_block(reports: Sequence[ProbeReport]) -> Sequence[tuple[ProbeRow, ...]]:
@@ -176,3 +215,117 @@ def _mean(rows: tuple[ProbeRow, ...]) -> ProbeRow:
     measured = [name for name, value in dataclasses.asdict(rows[0]).items() if isinstance(value, float)]
     means: dict[str, Any] = {name: fmean(getattr(row, name) for row in rows) for name in measured}
     return replace(rows[0], **means)
+
+
+def _judge(report: ProbeReport) -> Verdict:
+    rows = report.rows
+    if not rows:
+        return Verdict(None, None, None, Growth("unknown", None, 0), _explain_no_rows(report))
+    share = median(row.branch_share for row in rows)
+    worst = max(rows, key=lambda row: abs(row.branch_share - 0.5))
+    # Variance simply adds up only where no projection lies between the blocks.
+    longest = max(stages(report.adds), key=len)
+    growth = fit_growth([rows[i].skip_variance for i in longest])
+    sentences = [
+        _say_bias(share),
+        f"Least balanced: {worst.name}, whose branch gives {worst.branch_share:.2%} of the output variance.",
+        _say_growth(growth),
+        _say_theory(predict(report), rows),
+        _advise(report, growth, share),
+    ]
+    if report.first_nonfinite:
+        sentences.insert(0, f"NaN or infinity first appears in {report.first_nonfinite}; rows end before it.")
+    return Verdict(share < BIASED_BELOW, share, worst.name, growth, "\n".join(sentences))
+
+
+def _explain_no_rows(report: ProbeReport) -> str:
+    if report.first_nonfinite:
+        return f"NaN or infinity appears in the very first block, {report.first_nonfinite}: no rows to show."
+    additions = "none"
+    if report.rejected:
+        reasons = "; ".join(f"{count} because {reason}" for reason, count in report.rejected.items())
+        additions = f"{sum(report.rejected.values())}, rejected {reasons}"
+    return (
+        f"{report.model} has no residual add, x + f(x) with layers in f. "
+        f"Operations on these inputs: {report.operations}. Additions: {additions}."
+    )
+
+
+def fit_growth(variances: Sequence[float]) -> Growth:
+    """The better of two least-squares fits, v = a r^l and v = a + b l, judged by their error in log v.
+
+    So a factor too much and a factor too little weigh the same, at any size. Fewer than three blocks, or a
+    variance of zero, tell nothing.
+    """
+    count = len(variances)
+    if count < 3 or min(variances) <= 0:
+        return Growth("unknown", None, count)
+    depths = range(count)
+    level, slope = _least_squares(depths, [math.log(v) for v in variances], [1.0] * count)
+    if abs(slope) * (count - 1) < math.log(CONSTANT_WITHIN):
+        return Growth("constant", math.exp(level + slope * (count - 1) / 2), count)
+    start, step = _least_squares(depths, variances, [v**-2 for v in variances])
+    pairs = list(zip(depths, variances, strict=True))
+    exponential = sum((level + slope * x - math.log(v)) ** 2 for x, v in pairs)
+    positive = min(start, start + step * (count - 1)) > 0
+    if not positive or exponential < sum(math.log((start + step * x) / v) ** 2 for x, v in pairs):
+        return Growth("exponential", math.exp(slope), count)
+    return Growth("linear", step, count)
+
+
+def _least_squares(xs: Sequence[float], ys: Sequence[float], weights: Sequence[float]) -> tuple[float, float]:
+    """Intercept and slope of the weighted straight line."""
+    total = sum(weights)
+    x_mean = sum(w * x for w, x in zip(weights, xs, strict=True)) / total
+    y_mean = sum(w * y for w, y in zip(weights, ys, strict=True)) / total
+    spread = sum(w * (x - x_mean) ** 2 for w, x in zip(weights, xs, strict=True))
+    together = sum(w * (x - x_mean) * (y - y_mean) for w, x, y in zip(weights, xs, ys, strict=True))
+    slope = together / spread
+    return y_mean - slope * x_mean, slope
+
+
+def _say_bias(share: float) -> str:
+    bias = "Biased" if share < BIASED_BELOW else "Not biased"
+    return (
+        f"{bias} towards the identity: the typical branch gives {share:.2%} of its block's output variance."
+    )
+
+
+def _say_growth(growth: Growth) -> str:
+    where = f"over {growth.blocks} blocks in a row"
+    match growth.law:
+        case "exponential":
+            return f"The variance changes exponentially with depth, {growth.rate:.3g}-fold a block {where}."
+        case "linear":
+            return f"The variance changes linearly with depth, by {growth.rate:+.3g} a block {where}."
+        case "constant":
+            return f"The variance stays constant with depth, at about {growth.rate:.3g} {where}."
+    return "Too few blocks in a row to tell how the variance grows with depth."
+
+
+def _say_theory(prediction: Prediction | None, rows: Sequence[ProbeRow]) -> str:
+    if prediction is None:
+        return "The paper's theory makes no prediction for these blocks."
+    last, wanted = rows[-1], prediction.skip[-1]
+    return (
+        f"Theory ({prediction.law}): the last block's skip variance is {wanted:.3g}, its branch share "
+        f"{prediction.share[-1]:.2%}; measured {last.skip_variance:.3g} and {last.branch_share:.2%}."
+    )
+
+
+def _advise(report: ProbeReport, growth: Growth, share: float) -> str:
+    exploding = growth.law == "exponential" and (growth.rate or 0) >= EXPLODING_FROM
+    if exploding or report.first_nonfinite:
+        blocks = report.num_blocks
+        return (
+            "Advice: scale each branch by a learned scalar that starts at 0 (SkipInit) or at most "
+            f"1/sqrt({blocks}) = {blocks**-0.5:.2g}, or normalize it: deep networks do not train without."
+        )
+    if share < BIASED_BELOW:
+        return "Advice: none; blocks near the identity keep the signal, forward and backward, at any depth."
+    if report.num_blocks < 20:
+        return "Advice: none at this depth; before going much deeper, scale or normalize the branches."
+    return (
+        "Advice: the branches weigh as much as the skips; if training stalls, scale them by a learned scalar "
+        "that starts at 0 (SkipInit) or normalize them."
+    )

@@ -1,5 +1,6 @@
-"""A user's model and batch: load it, run it once under a trace, leave it as it was, say mistakes in one
-line.
+"""Run a user's model once under a trace, and leave it as it was.
+
+`inputs` is turned into arguments here, for `probe`, `find_residual_adds` and `convert` alike.
 """
 
 from __future__ import annotations
@@ -11,8 +12,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
-from importlib import import_module
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -21,78 +20,135 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ..errors import ConfigError, SkipinitError
-from .trace import Sighting, Watcher
+from .adds import TracedAdd
+from .trace import Tracer
+
+Inputs = Tensor | torch.Size | tuple[Any, ...] | list[Any] | Mapping[str, Any]
+"""What to call a model with: a tensor, a tuple or list of arguments, a mapping of keyword arguments, or the
+shape of a tensor as `torch.Size`. A shape stands for standard Gaussian values."""
+
+
+def example_inputs(model: nn.Module, inputs: Inputs) -> Inputs:
+    """`inputs`, with a shape replaced by Gaussian values of the parameters' dtype and device."""
+    if not isinstance(inputs, torch.Size):
+        return inputs
+    if not inputs or min(inputs) < 1:
+        raise ConfigError(f"inputs {tuple(inputs)} is not the shape of a batch; its sizes must be 1 or more")
+    like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(()))
+    values: Tensor = torch.randn(inputs, generator=torch.Generator().manual_seed(0)).to(like)
+    return values
+
+
+def arguments_of(model: nn.Module, inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The positional and keyword arguments; tensors are copied, since models may write into their input."""
+    inputs = example_inputs(model, inputs)
+    if isinstance(inputs, Mapping):
+        return (), {name: _copy(value) for name, value in inputs.items()}
+    values = inputs if isinstance(inputs, (tuple, list)) else (inputs,)
+    return tuple(_copy(value) for value in values), {}
+
+
+def _copy(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, Tensor) else value
 
 
 @contextmanager
-def untouched(model: nn.Module) -> Iterator[None]:
+def traced(
+    model: nn.Module, inputs: Inputs, measure: bool, gradients: bool = False
+) -> Iterator[tuple[Tracer, Any]]:
+    """Run the model once, in training mode; yields the trace and the model's output.
+
+    When the body ends, the model is as it was. With `gradients`, autograd is on, and the residual adds get
+    their gradient norms when the body goes backward.
+    """
+    check_is_module(model)
+    args, kwargs = arguments_of(model, inputs)
+    tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+    if not tensors:
+        raise _no_tensor(inputs)
+    for tensor in tensors:
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            raise ConfigError(f"the input {_describe(tensor)} holds NaN or infinity before the model saw it")
+    tracer = Tracer(model, tensors, measure)
+    with preserve_state(model), torch.set_grad_enabled(gradients):
+        try:
+            with tracer, _GradientHooks(tracer) if gradients else nullcontext():
+                output = model(*args, **kwargs)
+        except SkipinitError:
+            raise
+        except Exception as error:
+            given, reason = ", ".join(map(_describe, tensors)), one_line(error)
+            raise ConfigError(f"{type(model).__name__} cannot take the inputs {given}: {reason}") from error
+        yield tracer, output
+
+
+def check_is_module(model: object) -> None:
+    """Raise if this is not a module."""
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"the model must be a torch.nn.Module; a {type(model).__name__} was given")
+
+
+def one_line(error: Exception) -> str:
+    """The message of an error of torch's or the user's own, without line breaks."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _no_tensor(inputs: Any) -> ConfigError:
+    if isinstance(inputs, (tuple, list)) and inputs and all(type(size) is int for size in inputs):
+        sizes = ", ".join(map(str, inputs))
+        return ConfigError(f"inputs ({sizes}) holds no tensor; write a shape as torch.Size([{sizes}])")
+    return ConfigError(
+        f"inputs is a {type(inputs).__name__} without a tensor; give a tensor, a tuple of arguments, "
+        "a dictionary of keyword arguments, or a shape such as torch.Size([8, 3, 224, 224])"
+    )
+
+
+def _describe(tensor: Tensor) -> str:
+    shape = "x".join(str(size) for size in tensor.shape)
+    return f"{shape or 'scalar'} {str(tensor.dtype).removeprefix('torch.')}"
+
+
+class _GradientHooks(TorchFunctionMode):
+    """Keeps the norm of the gradient of each residual add, by a hook on its result.
+
+    A dispatch mode works below autograd, where results have no history yet; at this level they have one.
+    """
+
+    def __init__(self, tracer: Tracer) -> None:
+        super().__init__()
+        self.tracer = tracer
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run the function; if that was a residual add, hook its result."""
+        before = len(self.tracer.adds)
+        result = function(*args, **(kwargs or {}))
+        if len(self.tracer.adds) > before and isinstance(result, Tensor) and result.requires_grad:
+            result.register_hook(partial(_keep_norm, self.tracer.adds[-1]))
+        return result
+
+
+def _keep_norm(add: TracedAdd, gradient: Tensor) -> None:
+    add.gradient_norm = gradient.detach().to(torch.float64).norm()
+
+
+@contextmanager
+def preserve_state(model: nn.Module) -> Iterator[None]:
     """Run the body with the model in training mode; then restore mode, buffers and random generators."""
-    resting = {module for module in model.modules() if not module.training}
-    with ExitStack() as stack:
-        stack.enter_context(_same_randomness(model))
-        stack.enter_context(_plain_execution())
-        stack.enter_context(_same_buffers(model))
+    in_evaluation = {module for module in model.modules() if not module.training}
+    with _preserve_generators(model), _eager_execution(), _preserve_buffers(model):
         try:
             model.train()
             yield
         finally:
             for module in model.modules():
-                module.training = module not in resting
+                module.training = module not in in_evaluation
 
 
 @contextmanager
-def _same_buffers(model: nn.Module) -> Iterator[None]:
-    """Put back the same tensor objects with the same contents, whether they were written or replaced."""
-    homes = [module for module in model.modules() if module._buffers]
-    names = [name for module in homes for name in module._buffers]
-    tensors = [tensor for module in homes for tensor in module._buffers.values()]
-    counts = [len(module._buffers) for module in homes]
-    copies = _room_for(tensors)
-    for tensor, copy in _pairs(tensors, copies):
-        copy.copy_(tensor)
-    try:
-        yield
-    finally:
-        buffers = zip(names, tensors, strict=True)
-        for module, count in zip(homes, counts, strict=True):
-            _put_back(module, dict(islice(buffers, count)))
-        for tensor, copy in _pairs(tensors, copies):
-            tensor.copy_(copy)
-
-
-def _put_back(module: nn.Module, buffers: dict[str, Tensor | None]) -> None:
-    for name in set(module._buffers) - buffers.keys():
-        delattr(module, name)
-    for name, tensor in buffers.items():
-        if module._buffers[name] is not tensor:
-            setattr(module, name, tensor)
-
-
-_Kind = tuple[torch.device, torch.dtype]
-
-
-def _room_for(tensors: Iterable[Tensor | None]) -> dict[_Kind, Tensor]:
-    """One piece of memory for all of a kind: thousands of buffers have a few numbers each."""
-    sizes: Counter[_Kind] = Counter()
-    for tensor in tensors:
-        if tensor is not None:
-            sizes[tensor.device, tensor.dtype] += tensor.numel()
-    return {kind: torch.empty(size, device=kind[0], dtype=kind[1]) for kind, size in sizes.items()}
-
-
-def _pairs(tensors: Iterable[Tensor | None], room: dict[_Kind, Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Each tensor with its place in the room."""
-    used: Counter[_Kind] = Counter()
-    for tensor in tensors:
-        if tensor is not None:
-            kind, size = (tensor.device, tensor.dtype), tensor.numel()
-            yield tensor.detach(), room[kind][used[kind] : used[kind] + size].view(tensor.shape)
-            used[kind] += size
-
-
-@contextmanager
-def _same_randomness(model: nn.Module) -> Iterator[None]:
-    """Leave every global generator as it was; dropout draws what the next forward would have drawn."""
+def _preserve_generators(model: nn.Module) -> Iterator[None]:
+    """Restore every global generator. Dropout draws what the next forward would have drawn."""
     devices = {t.device for t in (*model.parameters(), *model.buffers()) if t.device.type == "cuda"}
     python_state, numpy_state = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[device.index for device in devices]):
@@ -104,7 +160,7 @@ def _same_randomness(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _plain_execution() -> Iterator[None]:
+def _eager_execution() -> Iterator[None]:
     """Fused attention layers and compiled modules hide their additions: run them operation by operation."""
     fast_path = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
@@ -120,109 +176,42 @@ def _plain_execution() -> Iterator[None]:
             torch.backends.mha.set_fastpath_enabled(fast_path)
 
 
-def load_model(path: str) -> nn.Module:
-    """Import the module and call the factory without arguments: this runs the user's code."""
-    module_name, _, attribute = path.partition(":")
-    if not module_name or not attribute:
-        raise ConfigError(f"{path!r} is not a path of the form package.module:factory")
-    if "" not in sys.path:
-        sys.path.insert(0, "")  # An installed command does not look into the current folder by itself.
-    try:
-        found = import_module(module_name)
-    except Exception as error:
-        raise ConfigError(f"module {module_name!r} does not import: {_line(error)}") from error
-    factory = getattr(found, attribute, None)
-    if factory is None:
-        raise ConfigError(f"module {module_name!r} has no {attribute!r}")
-    if isinstance(factory, nn.Module):
-        return factory
-    if not callable(factory):
-        raise ConfigError(f"{path} is a {type(factory).__name__}; it must be a function that returns a model")
-    try:
-        model = factory()
-    except Exception as error:
-        raise ConfigError(f"{path}() failed: {_line(error)}; it is called without arguments") from error
-    if not isinstance(model, nn.Module):
-        raise ConfigError(f"{path}() returned a {type(model).__name__}; it must return a torch.nn.Module")
-    return model
-
-
-def _line(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
-
-
-Batch = Tensor | tuple[Any, ...] | list[Any] | Mapping[str, Any]
-
-
 @contextmanager
-def watched(
-    model: nn.Module, batch: Batch, measure: bool, gradients: bool = False
-) -> Iterator[tuple[Watcher, Any]]:
-    """Run the model once, in training mode; the body gets what was seen and the model's output.
-
-    The model is as it was when the body ends. With `gradients`, autograd is on, and the sightings get their
-    gradient norms as the body goes backward.
-    """
-    args, kwargs = _arguments(batch)
-    inputs = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
-    if not inputs:
-        raise ConfigError(f"the batch is {_shape_text(batch)}; it must be a tensor, or hold one")
-    for value in inputs:
-        if value.is_floating_point() and not bool(value.isfinite().all()):
-            raise ConfigError(f"the batch {_shape_text(value)} holds NaN or infinity before the model saw it")
-    watcher = Watcher(model, inputs, measure)
-    with untouched(model), torch.set_grad_enabled(gradients):
-        try:
-            with watcher, GradientHooks(watcher) if gradients else nullcontext():
-                output = model(*args, **kwargs)
-        except SkipinitError:
-            raise
-        except Exception as error:
-            message = " ".join(str(error).split()) or type(error).__name__
-            given = ", ".join(_shape_text(value) for value in inputs)
-            raise ConfigError(f"{type(model).__name__} cannot take the batch {given}: {message}") from error
-        yield watcher, output
+def _preserve_buffers(model: nn.Module) -> Iterator[None]:
+    """Restore the same tensor objects with the same contents, whether they were written or replaced."""
+    saved = [(module, dict(module._buffers)) for module in model.modules() if module._buffers]
+    tensors = [tensor for _, buffers in saved for tensor in buffers.values() if tensor is not None]
+    memory = _allocate(tensors)
+    for tensor, copy in _with_copies(tensors, memory):
+        copy.copy_(tensor)
+    try:
+        yield
+    finally:
+        for module, buffers in saved:
+            for name in module._buffers.keys() - buffers.keys():
+                delattr(module, name)
+            for name, buffer in buffers.items():
+                if module._buffers.get(name) is not buffer:
+                    setattr(module, name, buffer)
+        for tensor, copy in _with_copies(tensors, memory):
+            tensor.copy_(copy)
 
 
-class GradientHooks(TorchFunctionMode):
-    """Hangs a hook on the result of each residual add that keeps the norm of its gradient.
-
-    The dispatch mode works below autograd, where results have no history yet; here they have.
-    """
-
-    def __init__(self, watcher: Watcher) -> None:
-        super().__init__()
-        self.watcher = watcher
-
-    def __torch_function__(
-        self, function: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Run the function; if that was a residual add, hook its result."""
-        seen = len(self.watcher.sightings)
-        result = function(*args, **(kwargs or {}))
-        if len(self.watcher.sightings) > seen and isinstance(result, Tensor) and result.requires_grad:
-            result.register_hook(partial(_keep_norm, self.watcher.sightings[-1]))
-        return result
+_Kind = tuple[torch.device, torch.dtype]
 
 
-def _keep_norm(sighting: Sighting, gradient: Tensor) -> None:
-    sighting.gradient_norm = gradient.detach().to(torch.float64).norm()
+def _allocate(tensors: Iterable[Tensor]) -> dict[_Kind, Tensor]:
+    """Memory for copies, one tensor per device and dtype: there may be thousands of small buffers."""
+    sizes: Counter[_Kind] = Counter()
+    for tensor in tensors:
+        sizes[tensor.device, tensor.dtype] += tensor.numel()
+    return {kind: torch.empty(size, device=kind[0], dtype=kind[1]) for kind, size in sizes.items()}
 
 
-def _arguments(batch: Batch) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword arguments; tensors are copied, since models may write into their input."""
-    if isinstance(batch, Mapping):
-        return (), {name: _copy(value) for name, value in batch.items()}
-    values = batch if isinstance(batch, (tuple, list)) else (batch,)
-    return tuple(_copy(value) for value in values), {}
-
-
-def _copy(value: Any) -> Any:
-    return value.detach().clone() if isinstance(value, Tensor) else value
-
-
-def _shape_text(value: Any) -> str:
-    if not isinstance(value, Tensor):
-        return f"a {type(value).__name__}"
-    shape = "x".join(str(size) for size in value.shape)
-    return f"{shape or 'scalar'} {str(value.dtype).removeprefix('torch.')}"
+def _with_copies(tensors: Iterable[Tensor], memory: dict[_Kind, Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Each tensor with its part of the memory."""
+    used: Counter[_Kind] = Counter()
+    for tensor in tensors:
+        kind, size = (tensor.device, tensor.dtype), tensor.numel()
+        yield tensor.detach(), memory[kind][used[kind] : used[kind] + size].view(tensor.shape)
+        used[kind] += size

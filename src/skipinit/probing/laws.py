@@ -1,5 +1,5 @@
-"""What the paper derives for residual networks at initialization (section 2 and appendix C), as functions,
-and applied to a measured network where it says something about it.
+"""The paper's laws for residual networks at initialization (section 2 and appendix C), and the prediction
+they make for a measured network where their assumptions hold.
 
 Depth is counted in residual blocks: l = 1 for the first. Inputs have mean 0 and variance 1.
 """
@@ -63,10 +63,11 @@ class Prediction:
 
 
 def predict(report: ProbeReport) -> Prediction | None:
-    """What theory says of these rows; None where its assumptions fail.
+    """What theory predicts for these rows; None where its assumptions fail.
 
-    It speaks of blocks whose skip is the sum of the block before, up to one constant: normalized branches,
-    whose variance is 1, or unnormalized ones with one scalar. A projection of a normalized tensor resets it.
+    They are: the skip of each block is the sum of the block before, up to one constant; branches are
+    normalized, with variance 1, or unnormalized, with one scalar. A projection of a normalized tensor starts
+    the count of blocks anew.
     """
     adds, rows = report.adds, report.rows
     constant = _common_constant(adds)
@@ -94,7 +95,7 @@ def predict(report: ProbeReport) -> Prediction | None:
 
 
 def stages(adds: Sequence[ResidualAdd]) -> list[list[int]]:
-    """Row numbers, cut before each block whose skip does not simply carry on what came before."""
+    """Row numbers, split before each block whose skip is neither the identity nor the sum before it."""
     runs: list[list[int]] = []
     for index, add in enumerate(adds):
         if not runs or not (add.skip_is_identity or add.continues):
@@ -104,14 +105,14 @@ def stages(adds: Sequence[ResidualAdd]) -> list[list[int]]:
 
 
 def _common_constant(adds: Sequence[ResidualAdd]) -> float | None:
-    """What each sum is multiplied by on its way to the next block; None if anything else happens to it."""
+    """What each sum is multiplied by before the next block; None if anything else happens to it."""
     pairs = [(before, add) for before, add in pairwise(adds) if add.skip_is_identity or add.continues]
     constants = {add.skip_constant for _, add in pairs} or {1.0}
     return constants.pop() if len(constants) == 1 and all(a.continues == b.name for b, a in pairs) else None
 
 
 def _common_scale(report: ProbeReport) -> float | None:
-    """alpha^2 if it is the same in all blocks; 1 where no scalar is."""
+    """alpha^2 if it is the same in all blocks; 1 if there is no scalar."""
     ratios = []
     for row in report.rows:
         before = row.branch_variance_before_scalar

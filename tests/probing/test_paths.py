@@ -1,11 +1,11 @@
-"""Where two paths part, against whole sets of ancestors."""
+"""The paths of an addition, against whole sets of ancestors."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skipinit.probing.adds import judge, part
+from skipinit.probing.adds import classify, split_paths
 from skipinit.probing.operations import Kind, Node
 
 
@@ -24,9 +24,9 @@ def ancestors(node):
 
 
 @given(graphs(), st.data())
-def test_part_equals_the_difference_of_all_ancestors(nodes, data):
+def test_paths_equal_the_difference_of_all_ancestors(nodes, data):
     a, b = data.draw(st.lists(st.sampled_from(nodes), min_size=2, max_size=2, unique_by=id))
-    only_a, only_b, fork = part(a, b)
+    only_a, only_b, fork = split_paths(a, b)
     of_a, of_b = ancestors(a), ancestors(b)
     assert set(only_a) == of_a - of_b
     assert set(only_b) == of_b - of_a
@@ -36,14 +36,14 @@ def test_part_equals_the_difference_of_all_ancestors(nodes, data):
 
 
 @given(graphs(), st.data())
-def test_judgement_does_not_depend_on_the_order_of_the_operands(nodes, data):
+def test_classification_does_not_depend_on_the_order_of_the_operands(nodes, data):
     a, b = data.draw(st.lists(st.sampled_from(nodes), min_size=2, max_size=2, unique_by=id))
-    one, other = judge(a, b, call=0), judge(b, a, call=0)
+    one, other = classify(a, b, call=0), classify(b, a, call=0)
     if isinstance(one, str):
         assert one == other
     else:
-        assert one.skip == 1 - other.skip
-        assert one.branch_path == other.branch_path
+        assert one.skip_operand == 1 - other.skip_operand
+        assert (one.skip, one.branch) == (other.skip, other.branch)
 
 
 def test_cost_is_that_of_the_block_not_of_the_network():
@@ -59,5 +59,5 @@ def test_cost_is_that_of_the_block_not_of_the_network():
     for order in range(1, 10_000):
         x = Counted(order, Kind.LINEAR, (x,))
     branch = Counted(10_001, Kind.LINEAR, (Counted(10_000, Kind.ACTIVATION, (x,)),))
-    assert judge(x, branch, call=0).skip == 0
+    assert classify(x, branch, call=0).skip_operand == 0
     assert Counted.looked_at < 10

@@ -1,0 +1,117 @@
+"""`inputs` of `probe`, `find_residual_adds` and `convert`: one name, the same forms, the same refusals."""
+
+from __future__ import annotations
+
+import inspect
+from types import MappingProxyType
+
+import pytest
+import torch
+from torch import nn
+
+from skipinit import convert, find_residual_adds, probe
+from skipinit.errors import ConfigError
+from support.probe_models import vectors
+
+FUNCTIONS = (probe, find_residual_adds, convert)
+X, SHIFT = vectors(8), torch.ones(8, 6)
+
+
+class Conditioned(nn.Module):
+    """A block, or with `twice` two; writes into its arguments and counts its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.norm, self.other = nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 6)
+        self.seen: list[torch.Tensor] = []
+
+    def forward(self, x, shift=None, twice=False):
+        self.seen.append(x.clone())
+        x = x.add_(0 if shift is None else shift)
+        x = x + self.norm(self.layer(x))
+        return x + self.other(x) if twice else x
+
+
+def count(function, inputs):
+    """How many residual adds the function sees."""
+    found = function(Conditioned(), inputs)
+    if function is convert:
+        return len(found.before.rows)
+    return len(found.rows) if function is probe else len(found)
+
+
+# form: (inputs, how many residual adds that call has)
+FORMS = {
+    "tensor": (X, 1),
+    "tuple": ((X, SHIFT), 1),
+    "tuple with a number": ((X, SHIFT, 1), 2),
+    "list": ([X, SHIFT, True], 2),
+    "dictionary": ({"x": X, "twice": True}, 2),
+    "other mapping": (MappingProxyType({"x": X, "shift": SHIFT}), 1),
+    "shape": (torch.Size([8, 6]), 1),
+    "shape of a tensor": (X.shape, 1),
+}
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize("form", FORMS)
+def test_forms(function, form):
+    inputs, adds = FORMS[form]
+    x, shift = X.clone(), SHIFT.clone()
+    assert count(function, inputs) == adds
+    assert torch.equal(X, x)
+    assert torch.equal(SHIFT, shift)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_name_and_place(function):
+    assert list(inspect.signature(function).parameters)[:2] == ["model", "inputs"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_shape_stands_for_gaussian_values_of_the_models_dtype(dtype):
+    shape = torch.Size([8, 6])
+    model = Conditioned().to(dtype)
+    before = torch.get_rng_state()
+    assert probe(model, shape) == probe(model, shape)
+    wanted = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
+    assert all(seen.dtype == dtype and torch.equal(seen, wanted) for seen in model.seen)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_shape_is_drawn_once_for_the_whole_conversion():
+    """Otherwise a norm that is first and of another dtype would change what the new model is given."""
+
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.layer = nn.BatchNorm1d(6).double(), nn.Linear(6, 6)
+
+        def forward(self, x):
+            assert x.dtype == torch.float64
+            return x + self.layer(self.norm(x).float())
+
+    assert len(convert(Mixed(), torch.Size([8, 6])).after.rows) == 1
+
+
+REFUSED = {
+    "inputs (8, 6) holds no tensor; write a shape as torch.Size([8, 6])": (8, 6),
+    "inputs (8) holds no tensor; write a shape as torch.Size([8])": [8],
+    "inputs is a int without a tensor; give a tensor, a tuple of arguments": 8,
+    "inputs is a str without a tensor": "images",
+    "inputs is a NoneType without a tensor": None,
+    "inputs is a tuple without a tensor": (),
+    "inputs is a dict without a tensor": {"x": (8, 6)},
+    "inputs (8, 0) is not the shape of a batch": torch.Size([8, 0]),
+    "inputs () is not the shape of a batch": torch.Size([]),
+    "Conditioned cannot take the inputs 8x6 float32, 8x6 float32: ": {"x": X, "bias": X},
+}
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize("message", REFUSED)
+def test_refused_in_one_line(function, message):
+    with pytest.raises(ConfigError) as caught:
+        function(Conditioned(), REFUSED[message])
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,144 @@
+"""The report of a probe: its forms, its verdict, and what it says when there are no rows."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from skipinit.errors import ConfigError, SkipinitError
+from skipinit.nets.create import create_model
+from skipinit.probing.balance import fit_growth
+from skipinit.probing.measure import probe
+from support.probe_models import Function, images, vectors
+
+IMAGES, VECTORS = images(4), vectors(64)
+
+
+def test_growth_laws_are_told_apart_under_noise():
+    noise = np.random.default_rng(0).normal(1, 0.03, 40)
+    depths = np.arange(1, 41)
+    exponential = fit_growth((1.5**depths * noise).tolist())
+    assert (exponential.law, exponential.rate) == ("exponential", pytest.approx(1.5, rel=0.01))
+    wandering = np.cumsum(np.random.default_rng(1).normal(0.4, 0.3, 160))  # what deep networks really do
+    exponential = fit_growth(np.exp(wandering).tolist())
+    assert (exponential.law, exponential.rate) == ("exponential", pytest.approx(math.exp(0.4), rel=0.1))
+    linear = fit_growth(((3 + 0.9 * depths) * noise).tolist())
+    assert (linear.law, linear.rate) == ("linear", pytest.approx(0.9, rel=0.05))
+    constant = fit_growth((4 * noise).tolist())
+    assert (constant.law, constant.rate) == ("constant", pytest.approx(4, rel=0.02))
+    assert fit_growth([1.0, 2.0]).law == "unknown"
+    assert fit_growth([0.0, 0.0, 0.0]).law == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("scheme", "biased", "law"),
+    [
+        ("batchnorm", True, "linear"),
+        ("skipinit", True, "constant"),
+        ("none", False, "exponential"),
+    ],
+)
+def test_verdict_on_the_papers_schemes(scheme, biased, law):
+    """Section 2.1 for each; 8 blocks a group, so that the fit has something to fit."""
+    model = create_model("wrn52_1", scheme=scheme, seed=0)
+    verdict = probe(model, IMAGES).verdict
+    assert (verdict.biased_to_identity, verdict.growth.law, verdict.growth.blocks) == (biased, law, 8)
+    assert ("Advice: none" in verdict.text) is biased
+    if law == "exponential":
+        assert verdict.growth.rate == pytest.approx(2, rel=0.2)
+
+
+def test_nonfinite_values_end_the_rows_and_name_the_block():
+    def explode(m, x):
+        for factor in (1.0, 1.0, 1e30, 1e30, 1.0):
+            x = x + factor * m.a(x)
+        return x
+
+    report = probe(Function(explode), VECTORS)
+    assert [row.name for row in report.rows] == ["Function", "Function#2", "Function#3"]
+    assert report.first_nonfinite == "Function#4"
+    assert all(math.isfinite(row.output_variance) for row in report.rows)
+    assert "first appears in Function#4" in str(report.verdict)
+    assert "1/sqrt(5)" in str(report.verdict)
+    first = probe(Function(lambda m, x: x + math.inf * m.a(x)), VECTORS)
+    assert (first.rows, first.first_nonfinite) == ((), "Function")
+    assert "very first block, Function" in str(first)
+    assert json.loads(first.to_json())["rows"] == []
+
+
+def test_model_without_residual_adds_gives_an_empty_report_that_says_what_was_seen(tmp_path):
+    report = probe(Function(lambda m, x: m.a(x) + m.b(x) + m.table[0]), VECTORS)
+    assert (report.rows, report.adds, report.num_blocks) == ((), (), 0)
+    assert report.operations == 4  # two linear maps, two additions
+    towers, bias = (
+        "both operands went through as many layers: neither is a skip",
+        "the operands differ in shape",
+    )
+    assert report.rejected == {towers: 1, bias: 1}
+    assert str(report) == str(report.verdict)
+    assert "\n" not in str(report)
+    assert str(report).startswith("Function has no residual add, x + f(x) with layers in f.")
+    assert f"1 because {towers}" in str(report)
+    assert report.verdict.biased_to_identity is None
+    assert report.table() == ""
+    assert len(report.to_csv().splitlines()) == 1
+    assert json.loads(report.to_json())["verdict"]["text"] == str(report)
+    with pytest.raises(ConfigError, match="nothing to plot; Function has no residual add"):
+        report.plot(tmp_path / "a.png")
+    chain = probe(Function(lambda m, x: m.a(x).relu()), VECTORS)
+    assert str(chain).endswith("Operations on these inputs: 2. Additions: none.")
+
+
+def test_variances_far_beyond_float32_are_measured():
+    model = create_model("fc_linear", blocks=200, width=16, seed=0)
+    report = probe(model, torch.randn(16, 100))
+    assert report.rows[-1].output_variance > 1e45  # float32 ends at 3e38, and 200 doublings at 2e60
+    assert report.first_nonfinite is None
+
+
+def test_json_csv_and_table_hold_the_rows():
+    report = probe(create_model("wrn16_1", scheme="skipinit", alpha=0.5, seed=0), IMAGES)
+    loaded = json.loads(report.to_json())
+    assert [row["name"] for row in loaded["rows"]] == [row.name for row in report.rows]
+    assert loaded["rows"][2]["branch_share"] == report.rows[2].branch_share
+    lines = list(csv.DictReader(io.StringIO(report.to_csv())))
+    assert [float(line["skip_variance"]) for line in lines] == [row.skip_variance for row in report.rows]
+    assert lines[0]["moving_variance"] == ""
+    header, *body = report.table().splitlines()
+    assert "before scalar" in header
+    assert "moving var" not in header  # nothing is normalized here
+    assert [line.split()[0] for line in body] == [row.name for row in report.rows]
+
+
+def test_plots(tmp_path):
+    report = probe(create_model("wrn16_1", seed=0), IMAGES)
+    folder = tmp_path / "not" / "there yet"
+    for suffix in (".png", ".svg", ".pdf"):
+        report.plot(folder / f"a{suffix}")
+        report.plot(str(folder / f"b{suffix}"))
+        assert (folder / f"a{suffix}").read_bytes() == (folder / f"b{suffix}").read_bytes()
+    assert (folder / "a.png").read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in (folder / "a.svg").read_text()
+    assert len(list(folder.iterdir())) == 6
+    with pytest.raises(ConfigError, match=r"no picture format '\.bmp'; use one of \.png, \.svg, \.pdf"):
+        report.plot(tmp_path / "a.bmp")
+    (tmp_path / "file").touch()
+    with pytest.raises(SkipinitError, match="cannot be written"):
+        report.plot(tmp_path / "file" / "a.png")
+
+
+def test_matplotlib_is_loaded_only_to_plot():
+    code = (
+        "import sys, torch, skipinit\n"
+        "str(skipinit.probe(skipinit.create_model('wrn10_1'), torch.Size([2, 3, 8, 8])))\n"
+        "sys.exit('matplotlib' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,120 @@
+"""After a pass the model is as it was; where it cannot run, one clear line says why."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.modules import module as module_hooks
+
+from skipinit.errors import ConfigError, SkipinitError
+from skipinit.nets.create import create_model
+from skipinit.probing.measure import probe
+from support.probe_models import Function, vectors
+
+VECTORS = vectors(64)
+
+
+class Noisy(nn.Module):
+    """Draws from every generator, counts its calls in a buffer, replaces another one."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.norm = nn.Linear(6, 6), nn.BatchNorm1d(6)
+        self.register_buffer("calls", torch.zeros(()))
+        self.register_buffer("last", torch.zeros(6))
+
+    def forward(self, x):
+        self.calls += 1
+        self.last = x.detach().mean(0)
+        x.mul_(2)
+        noise = random.random() + np.random.random()
+        out = x + F.dropout(self.norm(self.layer(x)), 0.5, training=self.training) * noise
+        if x.shape[0] == 7:
+            raise RuntimeError("seven is\nnot allowed")
+        return out
+
+
+def _generators():
+    return random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+
+
+@pytest.mark.parametrize("examples", [64, 7])
+@pytest.mark.parametrize("targets", [True, False])
+def test_model_and_generators_are_untouched(examples, targets):
+    model = Noisy()
+    model.norm.eval()
+    model.layer.weight.grad = torch.ones(6, 6)
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    objects = {name: id(value) for name, value in model.named_buffers()}
+    batch, generators = torch.randn(examples, 6), _generators()
+    given, labels = (
+        batch.clone(),
+        torch.randint(6, (examples,), generator=torch.Generator()) if targets else None,
+    )
+    if examples == 7:
+        with pytest.raises(
+            ConfigError, match=r"Noisy cannot take the inputs 7x6 float32: seven is not allowed"
+        ):
+            probe(model, batch, labels)
+    else:
+        assert probe(model, batch, labels) == probe(model, batch, labels)
+    assert _generators() == generators
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    assert {name: id(value) for name, value in model.named_buffers()} == objects
+    assert (model.training, model.norm.training, model.layer.training) == (True, False, True)
+    assert torch.equal(model.layer.weight.grad, torch.ones(6, 6))
+    assert model.norm.weight.grad is None
+    assert torch.equal(batch, given)
+    hooks = [
+        hook
+        for module in model.modules()
+        for kind in (
+            "_forward_hooks",
+            "_forward_pre_hooks",
+            "_backward_hooks",
+            "_forward_hooks_always_called",
+        )
+        for hook in getattr(module, kind)
+    ]
+    assert hooks == []
+    assert not module_hooks._global_forward_pre_hooks
+    assert not module_hooks._global_forward_hooks
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
+def _error(*arguments, **keywords):
+    with pytest.raises(SkipinitError) as caught:
+        probe(*arguments, **keywords)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_inputs_that_do_not_fit():
+    model = create_model("wrn16_2")
+    assert "with 3 channels in the second" in _error(model, torch.randn(2, 4, 32, 32))
+    integers = torch.ones(2, 3, 32, 32, dtype=torch.int64)
+    assert "cannot take the inputs 2x3x32x32 int64" in _error(model, integers)
+    assert "NaN or infinity before the model saw it" in _error(model, torch.full((2, 3, 32, 32), math.nan))
+    assert "must be a torch.nn.Module; a function was given" in _error(lambda x: x, VECTORS)
+
+
+def test_targets_that_do_not_fit():
+    model, batch = create_model("wrn16_2"), torch.Size([2, 3, 32, 32])
+    assert "targets (2,) do not fit outputs (2, 10)" in _error(model, batch, torch.tensor([0, 99]))
+    assert "have no default loss" in _error(model, batch, torch.randn(2, 10))
+    cut_off = Function(lambda m, x: (x + m.a(x)).detach())
+    assert "cannot go backward" in _error(cut_off, VECTORS, torch.zeros(64, dtype=torch.int64))
+    frozen = Function(lambda m, x: x + m.a(x)).requires_grad_(False)
+    assert "omit the targets" in _error(frozen, VECTORS, torch.zeros(64, dtype=torch.int64))
+
+
+def test_integer_input_is_welcome_where_the_model_takes_it():
+    model = nn.Sequential(nn.Embedding(9, 6), Function(lambda m, x: x + m.a(x)))
+    assert [row.name for row in probe(model, torch.randint(9, (4, 5))).rows] == ["1"]

@@ -1,0 +1,46 @@
+"""The paper's closed forms, and where they are applied to a measured network."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from skipinit.nets.create import create_model
+from skipinit.probing import laws
+from skipinit.probing.laws import predict
+from skipinit.probing.measure import probe
+from support.probe_models import images
+
+IMAGES = images(4)
+
+
+def test_closed_forms():
+    assert [laws.unnormalized_variance(depth) for depth in (1, 2, 5)] == [1, 2, 16]
+    assert [laws.normalized_variance(depth) for depth in (1, 7)] == [1, 7]
+    assert laws.relu_moving_variance(3) + laws.relu_squared_moving_mean(3) == pytest.approx(3)
+    assert laws.relu_squared_moving_mean(math.pi) == pytest.approx(1)
+    assert [laws.normalized_branch_share(depth) for depth in (1, 3)] == [0.5, 0.25]
+    assert laws.scaled_branch_share(1) == 0.5
+    for alpha in (0, 0.3, 1):  # the share is what the growth says it is
+        assert laws.scaled_variance(5, alpha) == pytest.approx(
+            laws.scaled_variance(4, alpha) / (1 - laws.scaled_branch_share(alpha))
+        )
+
+
+def test_predictions_follow_the_section_on_theory():
+    """Section 2.1: doubling, l from each projection on, constant after division by sqrt(2), no law for V1."""
+    rows = {
+        scheme: predict(probe(create_model("wrn28_1", scheme=scheme, seed=0), IMAGES))
+        for scheme in ("none", "batchnorm", "divide-sqrt2", "skipinit")
+    }
+    assert rows["none"].skip[11] / rows["none"].skip[0] == pytest.approx(2**11)
+    assert set(rows["none"].share) == {0.5}
+    assert rows["batchnorm"].skip == (1, 2, 3, 4) * 3
+    assert rows["batchnorm"].share == pytest.approx([1 / 2, 1 / 3, 1 / 4, 1 / 5] * 3)
+    assert rows["divide-sqrt2"].skip == pytest.approx([rows["divide-sqrt2"].skip[0]] * 12)
+    assert set(rows["divide-sqrt2"].share) == {0.5}
+    assert set(rows["skipinit"].branch) == {0}
+    for scheme in ("batchnorm", "skipinit"):
+        assert predict(probe(create_model("resnet50_v1", scheme=scheme, seed=0), IMAGES)) is None
+    assert predict(probe(create_model("wrn28_1", scheme="batchnorm-on-skip", seed=0), IMAGES)) is None
