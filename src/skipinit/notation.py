@@ -1,0 +1,137 @@
+"""How values are written and read: 2^-2, 90s, 8x3x224x224, `true`; the one place that does either.
+
+Nothing here imports torch: the command line reads its arguments and prints its tables without it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+from .errors import ConfigError
+
+
+def read_value(name: str, value: object, hint: Any) -> Any:
+    """`value`, or what its text stands for, in the one type that `hint` has for it.
+
+    Equal values must have equal types, so that 1 and 1.0, or `2^-2` and 0.25, are the same option.
+    """
+    for kind in _kinds(hint):
+        try:
+            return _read(kind, value.strip() if isinstance(value, str) else value)
+        except (ValueError, OverflowError):
+            continue
+    raise ConfigError(f"{name} {value!r} is not allowed; it must be {allowed(hint)}")
+
+
+def allowed(hint: Any) -> str:
+    """What a value of this type may be, in words."""
+    kinds = [kind for kind in _kinds(hint) if kind is not NoneType] or [NoneType]
+    return " or ".join(_WORDS.get(kind) or _describe(kind) for kind in kinds)
+
+
+@cache
+def _kinds(hint: Any) -> tuple[Any, ...]:
+    """The types that `hint` joins; text takes anything, so it comes last."""
+    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    return tuple(sorted(kinds, key=lambda kind: kind is str))
+
+
+_WORDS: dict[Any, str] = {
+    int: "a whole number", float: "a number", bool: "true or false", str: "text", NoneType: "none",
+}  # fmt: skip
+
+
+def _describe(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        choices = get_args(kind)
+        return choices[0] if len(choices) == 1 else f"one of {', '.join(choices)}"
+    return "whole numbers joined by +"
+
+
+def _read(kind: Any, value: object) -> object:
+    """`value` as a `kind`; ValueError where it is none."""
+    if kind in (int, float):
+        return _read_number(kind, value)
+    if get_origin(kind) is tuple:
+        parts = value.split("+") if isinstance(value, str) else value
+        if isinstance(parts, list | tuple):
+            return tuple(_read_number(int, part) for part in parts)
+    if get_origin(kind) is Literal and isinstance(value, str) and value in get_args(kind):
+        return value
+    if kind is str and isinstance(value, str) and value:
+        return value
+    if kind is bool and isinstance(value, bool | str) and value in (True, False, "true", "false"):
+        return value in (True, "true")
+    if kind is NoneType and (value is None or value == "none"):
+        return None
+    raise ValueError(value)
+
+
+def _read_number(kind: type[int] | type[float], value: object) -> int | float:
+    number = number_of(value) if isinstance(value, str) else value
+    if isinstance(number, int) and not isinstance(number, bool):
+        return kind(number)
+    if isinstance(number, float) and kind is float and math.isfinite(number):
+        return number + 0.0  # -0.0 becomes 0.0: they are equal, so they must look equal
+    raise ValueError(value)
+
+
+def number_of(text: str) -> int | float:
+    """A decimal number, or 2^n; ValueError where it is neither."""
+    if power := re.fullmatch(r"2\^(-?\d{1,4})", text):
+        exponent = int(power[1])
+        return 2**exponent if exponent >= 0 else math.ldexp(1.0, exponent)
+    return int(text) if re.fullmatch(r"[+-]?\d{1,18}", text) else float(text)
+
+
+def read_seconds(text: str) -> float:
+    """A time limit: 90s, 9m, 2h."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|h)?", text)
+    if found is None:
+        raise ConfigError(f"time limit {text!r} is not allowed; write it as 90s, 9m or 2h")
+    return float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2] or "s"]
+
+
+def read_shape(text: str) -> tuple[int, ...]:
+    """The shape of a tensor: 8x3x224x224."""
+    sizes = text.lower().split("x")
+    if not all(size.isdigit() and int(size) > 0 for size in sizes):
+        raise ConfigError(f"{text!r} is not a shape; write it like 8x3x224x224")
+    return tuple(int(size) for size in sizes)
+
+
+def rate_text(lr: float) -> str:
+    """A learning rate as the paper writes it: a power of two where it is one."""
+    mantissa, exponent = math.frexp(lr)
+    return f"2^{exponent - 1}" if mantissa == 0.5 else f"{lr:g}"
+
+
+def rates_text(rates: Sequence[float]) -> str:
+    """Several rates in few words."""
+    if len(rates) < 2:
+        return f"rate {', '.join(map(rate_text, rates))}" if rates else "rates not known"
+    return f"{len(rates)} rates from {rate_text(min(rates))} to {rate_text(max(rates))}"
+
+
+def duration_text(seconds: float) -> str:
+    """45 s, 3 min 20 s, 2 h 5 min, 12 d."""
+    minutes, whole = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours >= 48:
+        return f"{hours / 24:,.0f} d"
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {whole} s" if minutes else f"{whole} s"
+
+
+def bytes_text(count: int) -> str:
+    """In GiB or MiB."""
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
+
+
+def count_text(number: int, what: str) -> str:
+    """1 epoch, 2 epochs."""
+    return f"{number:,} {what}{'s' * (number != 1)}"
