@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from skipinit.config import ModelConfig
 from skipinit.nets.create import build
 from skipinit.nets.merges import Add, DivideSqrt2, NormalizeOutput, NormalizeSkip, SkipInit
-from skipinit.sweeping.workload import count_work
 
 BYTES_PER_SECOND = 4.8e12
 FLOPS_PER_SECOND = 989e12
@@ -51,8 +50,8 @@ class Bounds:
 
 def count_bounds(config: ModelConfig, side: int, batch: int, runs: int, kernels: float | None) -> Bounds:
     """Of a pack of equal runs; `kernels` are one run's."""
-    work = count_work(config, side)
-    moved = runs * (batch * _values_moved(config, side) * _VALUE + work.parameters * _WEIGHT)
+    work = _count_work(config, side)
+    moved = runs * (batch * work.moved * _VALUE + work.parameters * _WEIGHT)
     operations = runs * batch * work.macs * 6
     return Bounds(
         bytes=1000 * moved / BYTES_PER_SECOND,
@@ -61,25 +60,38 @@ def count_bounds(config: ModelConfig, side: int, batch: int, runs: int, kernels:
     )
 
 
+@dataclass
+class _Work:
+    """Of a training step."""
+
+    parameters: int = 0
+    macs: int = 0
+    """Multiply-accumulates of the forward pass, for one example."""
+    moved: int = 0
+    """Activations and their gradients that kernels read or write, for one example."""
+
+
 @cache
-def _values_moved(config: ModelConfig, side: int) -> int:
-    """Activations and their gradients that kernels read or write in a training step, for one example."""
-    moved = 0
+def _count_work(config: ModelConfig, side: int) -> _Work:
+    work = _Work()
 
     def count(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        nonlocal moved
         if isinstance(module, nn.Conv2d):
-            moved += 3 * (inputs[0].numel() + output.numel())
+            work.macs += module.weight.numel() * output[0, 0].numel()
+            work.moved += 3 * (inputs[0].numel() + output.numel())
         elif isinstance(module, nn.BatchNorm2d):
-            moved += 8 * output.numel()
+            work.moved += 8 * output.numel()
+        elif isinstance(module, nn.Linear):
+            work.macs += module.weight.numel()
         else:
-            moved += 2 * output.numel()
+            work.moved += 2 * output.numel()
 
-    counted = (nn.Conv2d, nn.BatchNorm2d, Add, SkipInit, DivideSqrt2, NormalizeOutput, NormalizeSkip)
+    merges = (Add, SkipInit, DivideSqrt2, NormalizeOutput, NormalizeSkip)
     with torch.device("meta"), torch.no_grad():
         model = build(config).eval()
         for module in model.modules():
-            if isinstance(module, counted):
+            if isinstance(module, (nn.Conv2d, nn.BatchNorm2d, nn.Linear, *merges)):
                 module.register_forward_hook(count)
         model(torch.empty(1, config.in_channels, side, side))
-    return moved
+    work.parameters = sum(parameter.numel() for parameter in model.parameters())
+    return work

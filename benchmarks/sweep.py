@@ -35,7 +35,6 @@ from train import BATCH, plain_loop
 from skipinit.config import TrainConfig
 from skipinit.data.catalog import DATA_SETS
 from skipinit.provenance import Provenance
-from skipinit.sweeping.memory import pack_memory
 from skipinit.training.loop import Executor, make_executor
 from skipinit.training.run import Run
 from skipinit.training.sources import DeviceImages
@@ -78,7 +77,6 @@ def measure_packs(bench: Bench, network: str, scheme: str, sizes: Sequence[int])
         row["ms_per_step"] = round(statistics.median(times), 3)
         if bench.on_gpu:
             row |= bench.memory()
-            row["estimated_memory_gib"] = round(pack_memory(configs, on_gpu=True) / 2**30, 2)
             kernels = kernels or count_kernels(pack.step) / size
         bounds = count_bounds(configs[0].model, bench.data.train_images.shape[-1], BATCH, size, kernels)
         row |= {"kernels_per_run": kernels, "bounds_ms": asdict(bounds), "nearest_bound": bounds.nearest}
@@ -146,14 +144,14 @@ def largest_difference(one: Tensor, other: Tensor) -> float:
 def show(content: dict[str, Any]) -> None:
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
     table = Table("network", "scheme", "way", box=None, pad_edge=False)
-    numbers = ("images/s", "slowest", "fastest", "GiB", "estimated", "kernels", "bound", "is", "of ms")
+    numbers = ("images/s", "slowest", "fastest", "GiB", "kernels", "bound", "is", "of ms")
     for header in numbers:
         table.add_column(header, justify="right")
     for row in content["rows"]:
         low, high = row["slowest_and_fastest"]
         cells = [row["network"], row["scheme"], row["way"]]
         cells += [f"{speed:,}" for speed in (row["images_per_second"], low, high)]
-        counted = (row.get(name) for name in ("held_memory_gib", "estimated_memory_gib", "kernels_per_run"))
+        counted = (row.get(name) for name in ("held_memory_gib", "kernels_per_run"))
         cells += ["" if number is None else f"{number:g}" for number in counted]
         if bound := row.get("nearest_bound"):
             cells += [bound, f"{row['bounds_ms'][bound]:.3f}", f"{row['ms_per_step']:.3f}"]

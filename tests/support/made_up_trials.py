@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from skipinit.config import Precision, TrainConfig, identity
+from skipinit.config import Precision, TrainConfig
 from skipinit.paper.cells import ExhibitCell, plan_cells
 from skipinit.paper.collect import Collection, Probed, sort_into_sets
 from skipinit.paper.exhibits import EXHIBITS
 from skipinit.paper.presets import PRESETS
 from skipinit.provenance import Provenance
 from skipinit.sweeping.store import open_writer
+from skipinit.training.protocol import identity
 from skipinit.training.records import EpochRecord, Trial
 from support.measurement_sets import rows_by_theory
 

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from skipinit.config import ModelConfig, TrainConfig
 from skipinit.nets.create import build
 from skipinit.sweeping.single import train
-from skipinit.sweeping.workload import CHAINED_CHANNELS
 
 pytestmark = [
     pytest.mark.gpu,
@@ -106,12 +105,6 @@ def _gradients(model: nn.Module) -> list[Tensor]:
     weights = [weight.grad for weight in model.parameters() if weight.dim() > 0]
     scalars = [scalar.grad for scalar in model.parameters() if scalar.dim() == 0]
     return [*weights, torch.stack(scalars)] if scalars else weights
-
-
-def test_a_forecast_knows_which_channels_have_kernels() -> None:
-    from skipinit.training.kernels.convolution import FEW_CHANNELS
-
-    assert CHAINED_CHANNELS == FEW_CHANNELS
 
 
 def test_a_chain_shows_values_that_are_not_finite() -> None:

@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 from ..config import Precision
-from ..notation import read_seconds
-from ..paper.exhibits import METHODS
+from ..notation import duration_text, read_seconds
+from ..paper.exhibits import EXHIBITS, METHODS
 from ..paper.presets import PRESETS
 from .flags import Json, given
 
@@ -22,6 +22,7 @@ Names = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="
 Folders = Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
 
 _FAILED_TRIALS, _STOPPED = 3, 130
+_DAY = 24 * 60 * 60
 
 
 def reproduce(
@@ -108,18 +109,32 @@ def claims(folders: Folders = (), json_: Json = False) -> None:
 
 
 def _print_list(device: str) -> None:
-    from ..paper.reproduce import estimate_costs
+    from ..paper.costs import estimate_costs
+    from ..training.world import find_device
 
+    where = find_device(device)
     console = Console(highlight=False)
-    table = Table("", "", *(f"{name}\ntrials, time" for name in PRESETS), box=None, pad_edge=False)
-    for exhibit, costs in estimate_costs(device).items():
-        cells = ("−" if cost is None else f"{cost.trials:,}, {cost.time}" for cost in costs)
-        table.add_row(exhibit.name, exhibit.title, *cells)
-    console.print(table)
-    console.print("\nTimes are estimates for this machine, each table or figure alone; shared runs run once.")
+    about = Table(box=None, pad_edge=False, show_header=False)
+    for exhibit in EXHIBITS.values():
+        about.add_row(exhibit.name, exhibit.title)
+    about.add_row()
     for preset in PRESETS.values():
-        console.print(f"{preset.name:8} {preset.about}", markup=False)
-    console.print(f"methods: {'; '.join(METHODS)}", markup=False)
+        about.add_row(preset.name, preset.about)
+    about.add_row()
+    about.add_row("methods", "; ".join(METHODS))
+    times = Table("", *PRESETS, box=None, pad_edge=False)
+    for name, costs in estimate_costs(where).items():
+        times.add_row(name, *(_cost_text(costs.get(preset), where.type) for preset in PRESETS))
+    console.print(about)
+    console.print(f"\nTime on this machine ({where.type}), estimated, each table or figure alone:")
+    console.print(times)
+
+
+def _cost_text(seconds: float | None, device: str) -> str:
+    """What the CPU cannot do in a day is no offer."""
+    if seconds is None:
+        return "−"
+    return "needs a GPU" if device == "cpu" and seconds > _DAY else duration_text(seconds)
 
 
 def report(folders: Folders = (), out: Path = Path("report.html")) -> None:

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from ..data.catalog import describe
 from ..errors import ConfigError
-from ..notation import read_seconds
+from ..notation import bytes_text, duration_text, read_seconds
 from ..sweeping.grid import Grid, expand, flatten, read_grid
 from ..sweeping.packs import PackKey
 from .flags import AxisFlags, Json, given
@@ -81,7 +81,8 @@ def _show_plan(grid: Grid, out: Path, device: str, pack_size: int | None, as_jso
         print(json.dumps({"trials": rows, **asdict(plan), "seconds": plan.seconds}))
         return
     epochs = sum(trial.epochs for trial in grid.trials)
-    images = sum(trial.epochs * describe(trial.data).train_size for trial in grid.trials)
+    sizes = {data: describe(data).train_size for data in {trial.data for trial in grid.trials}}
+    images = sum(trial.epochs * sizes[trial.data] for trial in grid.trials)
     print(f"{len(grid.trials)} trials, {epochs:,} epochs, {images:,} training images")
     for name in rows[0]:
         values = list(dict.fromkeys(row[name] for row in rows))
@@ -92,8 +93,6 @@ def _show_plan(grid: Grid, out: Path, device: str, pack_size: int | None, as_jso
 
 def _show_packs(plan: Forecast) -> None:
     """A row for packs that are alike; the largest memory of any."""
-    from ..sweeping.forecast import rough_time
-
     if plan.results or plan.resumed:
         print(f"{plan.results} have a result already; {plan.resumed} go on from a checkpoint")
     if not plan.packs:
@@ -104,14 +103,13 @@ def _show_packs(plan: Forecast) -> None:
     header = ("packs", "trials in each", "data", "batch", "epochs", "from step", "time", "memory of each")
     table = Table(*header, box=None, pad_edge=False)
     for (key, trials), packs in alike.items():
-        seconds, memory = sum(pack.seconds for pack in packs), max(pack.memory for pack in packs)
+        seconds = sum(pack.seconds for pack in packs)
+        memory = max(pack.memory or 0 for pack in packs)
         shared = (key.data, key.batch_size, key.epochs, key.position)
-        cells = (len(packs), trials, *shared, rough_time(seconds), _bytes(memory))
-        table.add_row(*map(str, cells))
+        known = bytes_text(round(memory)) if memory else "−"
+        table.add_row(*map(str, (len(packs), trials, *shared, duration_text(seconds), known)))
     Console(highlight=False).print(table)
-    basis = f"{plan.measured} of {plan.trials} trials timed by finished ones, the others by counted work"
-    print(f"about {rough_time(plan.seconds)} on {plan.device}; time and memory are estimates ({basis})")
-
-
-def _bytes(count: int) -> str:
-    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
+    basis = (
+        f"{plan.measured} of {plan.trials} trials timed by finished ones, the others by a few training steps"
+    )
+    print(f"about {duration_text(plan.seconds)} on {plan.device}; an estimate: {basis}")

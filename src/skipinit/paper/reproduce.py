@@ -1,11 +1,8 @@
-"""Making tables and figures: measure what they need at initialization, train what they lack; and what it
-costs.
-"""
+"""Making tables and figures: measure what they need at initialization, train what they lack."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 from ..config import Precision
@@ -14,44 +11,11 @@ from ..data.images import load
 from ..data.photographs import open_folder
 from ..errors import ConfigError, unknown_name
 from ..sweeping.engine import Outcome, run_sweep
-from ..sweeping.forecast import plan_packs, rough_time
-from ..sweeping.pace import Pace
 from ..training.world import find_device
 from .cells import make_grid, plan_cells
-from .exhibits import EXHIBITS, METHODS, Exhibit, find_exhibits
-from .presets import PRESETS, find_preset
-from .theory_figures import count_networks, measure_probes
-
-_NETWORK_SECONDS = 3.0
-"""To measure one at initialization."""
-
-
-@dataclass(frozen=True)
-class Cost:
-    """Of one table or figure under one preset."""
-
-    trials: int
-    seconds: float
-
-    @property
-    def time(self) -> str:
-        """In the unit that fits."""
-        return rough_time(self.seconds)
-
-
-def estimate_costs(device: str = "auto") -> Mapping[Exhibit, list[Cost | None]]:
-    """For every exhibit its cost under each preset, in their order; None where the preset has none of it."""
-    pace = Pace(find_device(device))
-    return {exhibit: [_cost(exhibit, name, pace) for name in PRESETS] for exhibit in EXHIBITS.values()}
-
-
-def _cost(exhibit: Exhibit, preset: str, pace: Pace) -> Cost | None:
-    trials = make_grid(plan_cells(exhibit, PRESETS[preset])).trials
-    if not trials and not exhibit.probes:
-        return None
-    packs = plan_packs([(trial, 0) for trial in trials], pace)
-    networks = sum(count_networks(name, PRESETS[preset].networks) for name in exhibit.probes)
-    return Cost(len(trials), _NETWORK_SECONDS * networks + sum(pack.seconds for pack in packs))
+from .exhibits import METHODS, find_exhibits
+from .presets import find_preset
+from .theory_figures import measure_probes
 
 
 def reproduce(

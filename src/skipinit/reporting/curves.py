@@ -20,12 +20,8 @@ from ..paper.cells import ExhibitCell
 from ..paper.collect import Probed
 from ..paper.exhibits import Curve, Exhibit
 from ..paper.measurements import Result
-from ..probing.plot import _MARKERS as MARKERS
-from ..probing.plot import BRANCH, MOVING_MEAN, MOVING_VARIANCE, SKIP, Series, draw
+from ..probing.plot import COLORS, MARKERS, Series, draw
 from ..sweeping.results import Metric
-
-COLORS = (SKIP, BRANCH, MOVING_VARIANCE, MOVING_MEAN)
-"""In the order of the page's variables, which have a lighter set for the dark."""
 
 _STYLE: dict[Any, object] = {
     "svg.fonttype": "none",
@@ -116,7 +112,7 @@ def _draw_curve(axes: Axes, points: Mapping[int, tuple[float, float, float]], co
         return
     value, down, up = zip(*points.values(), strict=True)
     axes.errorbar(
-        list(points), value, yerr=(down, up), color=color, marker=MARKERS[color][0], markersize=5,
+        list(points), value, yerr=(down, up), color=color, marker=MARKERS[COLORS.index(color)], markersize=5,
         markerfacecolor="none", linewidth=1.2, capsize=2.5, label=label,
     )  # fmt: skip
 

@@ -1,26 +1,62 @@
-"""What a sweep will take before it runs: its packs, their time, their memory.
+"""What a sweep will take before it runs: its packs, their time and, on a GPU, their memory.
 
-Estimates, of the right size and no more.
+An epoch takes as long as it took finished trials of the same kind on this machine. Where there are none, real
+training steps are timed, on cheap relatives of the trial: the step of a Wide-ResNet is linear in its depth,
+so networks of 10 and 28 layers are enough to know one of 1000; on the CPU it is linear in its batch, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
+from statistics import median
 
 import torch
 
 from ..config import TrainConfig
-from ..data.catalog import describe
+from ..data.catalog import DataSet, describe
+from ..data.images import ImageSet
 from ..errors import ConfigError
+from ..nets.architectures import find_architecture
+from ..provenance import Provenance
+from ..training.checkpoint import Checkpoints
 from ..training.protocol import identity
 from ..training.records import Trial
-from ..training.world import find_device
-from .memory import pack_memory
-from .pace import Pace
-from .packs import MEMORY_SHARE, PackKey, choose_size, group, split
+from ..training.run import Run
+from ..training.sources import DeviceImages, steps_per_epoch
+from ..training.world import World, find_device
+from .packs import MEMORY_SHARE, PackKey, group, split
 from .store import FILE, open_store
+
+_PASSES = 3
+"""Of a training step: forward, backward to inputs, backward to weights. Scoring an image takes one."""
+_LIKELY_PACK = 8
+"""Trials that step together on a GPU if they fit; the sweep itself measures how many are best."""
+_FEW_BLOCKS = (1, 4)
+"""Blocks in each group of the Wide-ResNets that are timed in place of all others."""
+_SMALLEST_BATCH = 2
+"""On the CPU. Batch norm cannot train on one example where feature maps are single pixels."""
+_MOST_STEPS, _MOST_SECONDS = 10, 0.03
+"""Timing a step ends after either."""
+_LONG_STEP = 0.01
+"""Seconds; shorter steps are mostly noise where the machine is busy."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one training step of one run takes."""
+
+    seconds: float
+    memory: float | None = None
+    """Bytes, without the data set's images; measured on a GPU only."""
+
+
+Measure = Callable[[TrainConfig], Step]
 
 
 @dataclass(frozen=True)
@@ -30,8 +66,9 @@ class Pack:
     key: PackKey
     trials: int
     seconds: float
-    memory: int
-    """Bytes, beside the data set's images."""
+    """The sum over its trials; on a GPU, where they step together, an upper bound."""
+    memory: float | None
+    """Bytes, without the data set's images; None on the CPU."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +81,7 @@ class Forecast:
     resumed: int
     """Trials that go on from a checkpoint."""
     measured: int
-    """Trials whose time is that of finished ones; the others' is estimated from counted work."""
+    """Trials timed by finished ones; the others are timed by a few training steps."""
     packs: tuple[Pack, ...]
 
     @property
@@ -59,47 +96,34 @@ class Forecast:
 
 
 def forecast(
-    trials: Sequence[TrainConfig], out: Path, device: str = "auto", pack_size: int | None = None
+    trials: Sequence[TrainConfig],
+    out: Path,
+    device: str = "auto",
+    pack_size: int | None = None,
+    measure: Measure | None = None,
 ) -> Forecast:
-    """What `run_sweep` would do with these trials and this folder."""
+    """What `run_sweep` would do with these trials and this folder; `measure` replaces `measure_run`."""
     if pack_size is not None and pack_size < 1:
         raise ConfigError(f"pack_size {pack_size} is not allowed; it must be 1 or more")
     stored = _stored_trials(out)
-    pace = Pace(find_device(device), stored.values())
-    known = [(config, stored.get(identity(config))) for config in trials]
-    owing = [(config, trial) for config, trial in known if trial is None or not trial.has_result]
-    waiting = [(config, _position(trial, out)) for config, trial in owing]
-    return Forecast(
-        device=pace.origin.device,
-        results=len(trials) - len(owing),
-        resumed=sum(position > 0 for _, position in waiting),
-        measured=sum(pace.knows(config) for config, _ in owing),
-        packs=plan_packs(waiting, pace, pack_size),
-    )
-
-
-def plan_packs(
-    waiting: Sequence[tuple[TrainConfig, int]], pace: Pace, pack_size: int | None = None
-) -> tuple[Pack, ...]:
-    """The packs of some trials, each with the steps it has taken, in the order they would run."""
+    pace = Pace(find_device(device), stored.values(), measure)
+    checkpoints = Checkpoints(out / "checkpoints")
+    ids = {config: identity(config) for config in trials}
+    done = {config for config, id in ids.items() if id in stored and stored[id].has_result}
+    waiting = [(config, checkpoints.position(ids[config])) for config in trials if config not in done]
     packs = []
     for key, members in group(waiting).items():
-        for pack in split(members, pack_size or _likely_size(members, pace)):
-            seconds = _epochs_left(key) * pace.epoch(pack)
-            packs.append(Pack(key, len(pack), seconds, pack_memory(pack, pace.on_gpu)))
-    return tuple(packs)
-
-
-def _likely_size(configs: Sequence[TrainConfig], pace: Pace) -> int:
-    """What `best_size` would find by measuring."""
-    if not pace.on_gpu:
-        return 1
-    limit = MEMORY_SHARE * torch.cuda.get_device_properties(pace.device).total_memory
-
-    def speed(some: Sequence[TrainConfig]) -> float | None:
-        return len(some) / pace.estimated_epoch(some) if pack_memory(some, on_gpu=True) <= limit else None
-
-    return choose_size(configs, speed)
+        epochs = key.epochs - key.position / steps_per_epoch(describe(key.data).train_size, members[0])
+        for pack in split(members, pack_size or pace.likely_size(members)):
+            seconds = epochs * sum(pace.epoch(config) for config in pack)
+            packs.append(Pack(key, len(pack), seconds, pace.memory(pack)))
+    return Forecast(
+        device=pace.origin.device,
+        results=len(trials) - len(waiting),
+        resumed=sum(position > 0 for _, position in waiting),
+        measured=sum(pace.knows(config) for config, _ in waiting),
+        packs=tuple(packs),
+    )
 
 
 def _stored_trials(out: Path) -> dict[str, Trial]:
@@ -109,26 +133,134 @@ def _stored_trials(out: Path) -> dict[str, Trial]:
         return {trial.id: trial for trial in store.trials()}
 
 
-def _position(trial: Trial | None, out: Path) -> int:
-    """Steps that its checkpoint, if there is one, holds."""
-    if trial is None or trial.started is None:
-        return 0
-    from ..training.checkpoint import (
-        Checkpoints,  # takes a second to load; a plan of new trials need not wait
+class Pace:
+    """Time and memory of trials on one device, given the trials that ran before."""
+
+    def __init__(
+        self, device: torch.device, trials: Iterable[Trial] = (), measure: Measure | None = None
+    ) -> None:
+        self.device, self.on_gpu = device, device.type == "cuda"
+        self.origin = Provenance.here(World(device).device_name)
+        timed = cache(measure or (lambda config: measure_run(config, device)))
+        self._step = cache(lambda kind: estimate_step(kind, timed, scale_batch=not self.on_gpu))
+        self._epoch = cache(lambda kind: epoch_seconds(kind, self._step(kind)))
+        self._finished: defaultdict[TrainConfig, list[float]] = defaultdict(list)
+        for trial in trials:
+            if trial.state == "finished" and self._ran_here(trial):
+                self._finished[_kind(trial.config)].append(trial.seconds / trial.config.epochs)
+
+    def knows(self, config: TrainConfig) -> bool:
+        """Whether trials of this kind have finished here."""
+        return _kind(config) in self._finished
+
+    def epoch(self, config: TrainConfig) -> float:
+        """Seconds of an epoch of one trial."""
+        kind = _kind(config)
+        return median(self._finished[kind]) if kind in self._finished else self._epoch(kind)
+
+    def memory(self, pack: Sequence[TrainConfig]) -> float | None:
+        """Bytes of all runs of a pack; None on the CPU."""
+        return sum(self._step(_kind(config)).memory or 0 for config in pack) if self.on_gpu else None
+
+    def likely_size(self, configs: Sequence[TrainConfig]) -> int:
+        """How many of these trials may step together."""
+        if not self.on_gpu:
+            return 1
+        limit = MEMORY_SHARE * torch.cuda.get_device_properties(self.device).total_memory
+        largest = max(self._step(_kind(config)).memory or 1 for config in configs)
+        return max(1, min(_LIKELY_PACK, int(limit / largest)))
+
+    def _ran_here(self, trial: Trial) -> bool:
+        origin, here = trial.provenance, self.origin
+        return origin is not None and (origin.machine, origin.device) == (here.machine, here.device)
+
+
+def _kind(config: TrainConfig) -> TrainConfig:
+    """A config of what decides a trial's pace and nothing else."""
+    clean, precision = config.clean_train_loss, config.precision
+    return TrainConfig(
+        config.model, config.data, 1.0, config.batch_size, 1, precision=precision, clean_train_loss=clean
     )
 
-    return Checkpoints(out / "checkpoints").position(trial.id)
+
+def epoch_seconds(config: TrainConfig, step: Step) -> float:
+    """An epoch's training steps, and the scores after it."""
+    data = describe(config.data)
+    scored = data.test_size + (data.train_size if config.clean_train_loss else 0)
+    steps = steps_per_epoch(data.train_size, config) + scored / (_PASSES * config.batch_size)
+    return steps * step.seconds
 
 
-def _epochs_left(key: PackKey) -> float:
-    if not key.position:
-        return key.epochs
-    return key.epochs - key.position / (describe(key.data).train_size // key.batch_size)
+def estimate_step(config: TrainConfig, measure: Measure, scale_batch: bool) -> Step:
+    """What a step takes, from measured steps of shallower networks and, if asked for, of smaller batches."""
+    architecture = find_architecture(config.model.name)
+    at_its_batch = (lambda config: _from_small_batches(config, measure)) if scale_batch else measure
+    if architecture.family != "wide-resnet":
+        return at_its_batch(config)
+    names = [f"wrn{6 * few + 4}_{architecture.widen}" for few in _FEW_BLOCKS]
+    steps = [at_its_batch(replace(config, model=replace(config.model, name=name))) for name in names]
+    return _line(_FEW_BLOCKS, steps, architecture.groups[0])
 
 
-def rough_time(seconds: float) -> str:
-    """In the unit that fits."""
-    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= size:
-            return f"{seconds / size:,.0f} {unit}"
-    return f"{seconds:.0f} s"
+def _from_small_batches(config: TrainConfig, measure: Measure) -> Step:
+    """A step takes a fixed time and a time for each example; neither depends on ghosts."""
+    small = replace(config, model=replace(config.model, ghost_batch=None), batch_size=_SMALLEST_BATCH)
+    batches, steps = [_SMALLEST_BATCH], [measure(small)]
+    enough = max(2 * steps[0].seconds, _LONG_STEP)
+    while len(steps) < 2 or (batches[-1] < config.batch_size and steps[-1].seconds < enough):
+        batches.append(4 * batches[-1])
+        steps.append(measure(replace(small, batch_size=batches[-1])))
+    return _line(batches, steps, config.batch_size)
+
+
+def _line(places: Sequence[int], steps: Sequence[Step], place: int) -> Step:
+    """The straight line through the first and the last step; level where noise makes it fall."""
+    first, last = steps[0], steps[-1]
+    beyond = (place - places[-1]) / (places[-1] - places[0])
+    seconds = last.seconds + beyond * max(last.seconds - first.seconds, 0)
+    if first.memory is None or last.memory is None:
+        return Step(seconds)
+    return Step(seconds, last.memory + beyond * max(last.memory - first.memory, 0))
+
+
+def measure_run(config: TrainConfig, device: torch.device) -> Step:
+    """A step of a real run, on random images: the data set need not be there."""
+    from ..training.loop import make_executor  # slow to import, and needed here alone
+
+    entry, world, on_gpu = describe(config.data), World(device), device.type == "cuda"
+    # Epochs of one batch, more than are timed; a low rate, so that the run does not diverge.
+    config = replace(config, epochs=100, lr=1e-3)
+    with torch.cuda.device(device) if on_gpu else nullcontext():
+        images = _draw_images(entry, config.batch_size, device)
+        if on_gpu:
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated() if on_gpu else 0
+        source = DeviceImages(entry, images).source(config, world)
+        source.begin(0, 0)
+        executor = make_executor([Run(config, source, world, entry.micro_batch)], images_on_device=True)
+        seconds = fastest(executor.step, device)
+        return Step(seconds, torch.cuda.max_memory_allocated() - before if on_gpu else None)
+
+
+def _draw_images(entry: DataSet, count: int, device: torch.device) -> ImageSet:
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(256, (count, *entry.shape), dtype=torch.uint8, generator=generator).to(device)
+    labels = torch.zeros(count, dtype=torch.int64, device=device)
+    return ImageSet(entry.name, entry.num_classes, images, labels, images, labels)
+
+
+def fastest(step: Callable[[], object], device: torch.device) -> float:
+    """Seconds of the fastest of a few steps, fewer where they are slow."""
+    on_gpu = device.type == "cuda"
+    if on_gpu:
+        step()  # compiles and captures
+        torch.cuda.synchronize(device)
+    taken: list[float] = []
+    while len(taken) < _MOST_STEPS and sum(taken) < _MOST_SECONDS:
+        started = time.perf_counter()
+        step()
+        if on_gpu:
+            torch.cuda.synchronize(device)
+        taken.append(time.perf_counter() - started)
+    return min(taken)

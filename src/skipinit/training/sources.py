@@ -145,12 +145,18 @@ def summed_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(logits.float(), labels, reduction="sum")
 
 
-def _steps_per_epoch(data: Data, config: TrainConfig, channels: int, classes: int) -> int:
-    """Whole batches only: the last partial one is dropped in training. Refuses a network that does not fit.
+def steps_per_epoch(examples: int, config: TrainConfig) -> int:
+    """Whole batches only: the last partial one is dropped in training."""
+    if config.batch_size > examples:
+        raise ConfigError(
+            f"batch_size {config.batch_size} is larger than the {examples} training examples of {config.data}"
+        )
+    return examples // config.batch_size
 
-    A label beyond the classifier would end the run in an index error, or the device in an assertion.
-    """
-    model, examples = config.model, data.train_size
+
+def _check_fit(config: TrainConfig, channels: int, classes: int) -> None:
+    """A label beyond the classifier would end the run in an index error, or the device in an assertion."""
+    model = config.model
     if model.in_channels != channels:
         raise ConfigError(
             f"in_channels {model.in_channels} does not fit {config.data}; it must be {channels}"
@@ -159,11 +165,6 @@ def _steps_per_epoch(data: Data, config: TrainConfig, channels: int, classes: in
         raise ConfigError(
             f"num_classes {model.num_classes} is too few for {config.data}; it must be {classes} or more"
         )
-    if config.batch_size > examples:
-        raise ConfigError(
-            f"batch_size {config.batch_size} is larger than the {examples} training examples of {config.data}"
-        )
-    return examples // config.batch_size
 
 
 class _DeviceSource:
@@ -171,7 +172,8 @@ class _DeviceSource:
 
     def __init__(self, data: DeviceImages, config: TrainConfig, world: World) -> None:
         self.images, self.labels = data.images.train_images, data.images.train_labels
-        self.steps_per_epoch = _steps_per_epoch(data, config, data.entry.shape[0], data.entry.num_classes)
+        _check_fit(config, data.entry.shape[0], data.entry.num_classes)
+        self.steps_per_epoch = steps_per_epoch(data.train_size, config)
         self.config = config
         self.padding, self.flips = (data.entry.padding, data.entry.flip) if config.augment else (0, False)
         device = self.images.device
@@ -207,7 +209,8 @@ class _DecodedSource:
 
     def __init__(self, data: Photographs, config: TrainConfig, world: World) -> None:
         self.split, self.config, self.world = data.folder.train, config, world
-        self.steps_per_epoch = _steps_per_epoch(data, config, 3, data.folder.num_classes)
+        _check_fit(config, 3, data.folder.num_classes)
+        self.steps_per_epoch = steps_per_epoch(data.train_size, config)
         self.arriving: Iterator[Batch] = iter(())
         local = config.batch_size // world.size
         shape = (local, 3, SIZE, SIZE)
