@@ -25,7 +25,7 @@ from ..errors import ConfigError
 from ..nets.architectures import find_architecture
 from ..provenance import Provenance
 from ..training.checkpoint import Checkpoints
-from ..training.protocol import identity
+from ..training.protocol import identity, settle
 from ..training.records import Trial
 from ..training.run import Run
 from ..training.sources import DeviceImages, steps_per_epoch
@@ -177,9 +177,15 @@ class Pace:
 
 def _kind(config: TrainConfig) -> TrainConfig:
     """A config of what decides a trial's pace and nothing else."""
-    clean, precision = config.clean_train_loss, config.precision
+    settled, clean = settle(config), config.clean_train_loss
     return TrainConfig(
-        config.model, config.data, 1.0, config.batch_size, 1, precision=precision, clean_train_loss=clean
+        settled.model,
+        config.data,
+        1.0,
+        config.batch_size,
+        1,
+        precision=config.precision,
+        clean_train_loss=clean,
     )
 
 
@@ -229,7 +235,7 @@ def measure_run(config: TrainConfig, device: torch.device) -> Step:
 
     entry, world, on_gpu = describe(config.data), World(device), device.type == "cuda"
     # Epochs of one batch, more than are timed; a low rate, so that the run does not diverge.
-    config = replace(config, epochs=100, lr=1e-3)
+    config = settle(replace(config, epochs=100, lr=1e-3))
     with torch.cuda.device(device) if on_gpu else nullcontext():
         images = _draw_images(entry, config.batch_size, device)
         if on_gpu:
