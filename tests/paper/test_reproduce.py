@@ -124,6 +124,8 @@ def test_methods_of_the_demo_share_their_data_at_each_depth() -> None:
         ({"preset": "fast"}, "preset 'fast' is not known"),
         ({"methods": ("skipnit",)}, "method 'skipnit' is not known; did you mean skipinit"),
         ({"seeds": 0}, "seeds 0 is not allowed"),
+        ({"at": [17]}, "no cell is left of preset quick, which has batchnorm, .* at 16, 100, 1000"),
+        ({"methods": ["none"]}, "no cell is left of preset quick"),
     ],
 )
 def test_wrong_flags(flags: dict[str, Any], words: str, tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def decimals(metric: Metric) -> int:
     return 1 if metric == "test_accuracy" else 3
 
 
-Rows = Sequence[Mapping[str, float | None]]
+BlockRows = Sequence[Mapping[str, float | None]]
 """One row per residual block of a network at initialization, with the names of the probe's columns."""
 
 
@@ -102,7 +102,7 @@ class MeasurementSet:
     """All that a claim is checked against: results of training, and networks at initialization by figure."""
 
     results: Mapping[Place, Result] = field(default_factory=dict)
-    rows: Mapping[str, Rows] = field(default_factory=dict)
+    rows: Mapping[str, BlockRows] = field(default_factory=dict)
 
     def series(self, exhibit: str, method: str, metric: Metric) -> dict[int, Result]:
         """The results of one method by depth or batch size, smallest first."""

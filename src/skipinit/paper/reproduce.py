@@ -59,12 +59,16 @@ def reproduce(
             raise unknown_name("method", method, METHODS)
     if seeds is not None and seeds < 1:
         raise ConfigError(f"seeds {seeds} is not allowed; it must be 1 or more")
+    planned = [cell for exhibit in exhibits for cell in plan_cells(exhibit, chosen, precision)]
     cells = [
         cell.narrow(seeds, around_best, first_seed)
-        for exhibit in exhibits
-        for cell in plan_cells(exhibit, chosen, precision)
+        for cell in planned
         if (not methods or cell.method.name in methods) and (not at or cell.at in at)
     ]
+    if planned and not cells:
+        there = ", ".join(dict.fromkeys(cell.method.name for cell in planned))
+        places = ", ".join(map(str, sorted({cell.at for cell in planned})))
+        raise ConfigError(f"no cell is left of preset {preset}, which has {there} at {places}")
     for data in sorted({cell.config.data for cell in cells}):
         _require(data)
     probes = list(dict.fromkeys(name for exhibit in exhibits for name in exhibit.probes))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statistics import fmean, linear_regression
 from typing import Literal
 
-from ..measurements import MeasurementSet, Rows
+from ..measurements import BlockRows, MeasurementSet
 
 ClaimState = Literal["does not hold", "holds", "not measured yet"]
 
@@ -116,7 +116,7 @@ def _over_rows(
     return Rule(figure, needs, criterion, judge)
 
 
-def _column(rows: Rows, name: str) -> list[float]:
+def _column(rows: BlockRows, name: str) -> list[float]:
     return [value for row in rows if (value := row.get(name)) is not None]
 
 
