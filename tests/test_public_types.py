@@ -1,8 +1,11 @@
-"""Whatever a public function of the library returns can be imported from `skipinit`, and is documented."""
+"""Whatever a public function of the library returns can be imported from `skipinit`, and is documented with
+examples that hold.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import doctest
 import inspect
 import typing
 
@@ -42,6 +45,14 @@ def test_public_names_are_documented(name):
     documentation = PUBLIC[name].__doc__
     assert documentation
     assert not documentation.startswith(f"{name}(")  # what a dataclass without a docstring has
+
+
+@pytest.mark.parametrize("name", sorted(name for name in PUBLIC if ">>>" in (PUBLIC[name].__doc__ or "")))
+def test_examples_of_docstrings_hold(name):
+    names = PUBLIC | {"skipinit": skipinit, "torch": torch}
+    runner = doctest.DocTestRunner()
+    example = doctest.DocTestParser().get_doctest(PUBLIC[name].__doc__, names, name, None, 0)
+    assert runner.run(example).failed == 0
 
 
 @pytest.mark.parametrize(

@@ -50,8 +50,11 @@ def convert(
             ImageNet and 0.6 for CIFAR.
         seed: draw the new weights from this seed and leave torch's generators alone; else draw from torch's.
 
-    >>> conversion = skipinit.convert(torchvision.models.resnet50(), torch.Size([2, 3, 224, 224]))
-    >>> conversion.model.layer1[0].bn3.branch_alpha.item()
+    >>> model = skipinit.create_model("resnet50_v1", scheme="batchnorm")
+    >>> conversion = skipinit.convert(model, torch.Size([2, 3, 64, 64]))
+    >>> conversion.num_norms, conversion.num_blocks
+    (53, 16)
+    >>> conversion.model.blocks[0].branch.norm3.branch_alpha.item()
     0.0
     """
     plan = make_plan(scheme, keep_function, alpha, biases, dropout, seed)

@@ -35,10 +35,10 @@ def probe(
         targets: if given, also go backward and measure gradients.
         loss: a function of the model's output and the targets; cross-entropy by default, for integer targets.
 
-    >>> model = skipinit.create_model("wrn16_2", scheme="batchnorm")
-    >>> report = skipinit.probe(model, torch.Size([64, 3, 32, 32]))
-    >>> report.verdict.biased_to_identity
-    True
+    >>> model = skipinit.create_model("wrn52_1", scheme="batchnorm")
+    >>> report = skipinit.probe(model, torch.Size([4, 3, 32, 32]))
+    >>> len(report.rows), report.verdict.biased_to_identity
+    (24, True)
     """
     with traced(model, inputs, measure=True, gradients=targets is not None) as (tracer, output):
         squares = {} if targets is None else _squared_gradients(model, output, targets, loss)
