@@ -21,17 +21,22 @@ VECTORS = vectors(64)
 
 
 class Noisy(nn.Module):
-    """Draws from every generator, counts its calls in a buffer, replaces another one."""
+    """Draws from every generator; writes, replaces, sets, removes and adds buffers."""
 
     def __init__(self):
         super().__init__()
         self.layer, self.norm = nn.Linear(6, 6), nn.BatchNorm1d(6)
         self.register_buffer("calls", torch.zeros(()))
         self.register_buffer("last", torch.zeros(6))
+        self.register_buffer("cache", None)
+        self.register_buffer("once", torch.ones(2, 3))
 
     def forward(self, x):
         self.calls += 1
         self.last = x.detach().mean(0)
+        self.cache = x.detach()
+        del self.once
+        self.register_buffer("extra", torch.zeros(1))
         x.mul_(2)
         noise = random.random() + np.random.random()
         out = x + F.dropout(self.norm(self.layer(x)), 0.5, training=self.training) * noise
@@ -103,6 +108,12 @@ def test_inputs_that_do_not_fit():
     assert "cannot take the inputs 2x3x32x32 int64" in _error(model, integers)
     assert "NaN or infinity before the model saw it" in _error(model, torch.full((2, 3, 32, 32), math.nan))
     assert "must be a torch.nn.Module; a function was given" in _error(lambda x: x, VECTORS)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_scripted_part_is_refused():
+    model = nn.Sequential(nn.Linear(6, 6), torch.jit.script(nn.Sequential(nn.BatchNorm1d(6))))
+    assert "Sequential: 1 is scripted" in _error(model, VECTORS)
 
 
 def test_targets_that_do_not_fit():

@@ -106,33 +106,15 @@ def probe(
         raise ConfigError(f"--networks {networks} is not allowed; it must be 1 or more")
     if inputs.shape is None and ":" in model and inputs.data == "gaussian":
         raise ConfigError(f"{model}: give the shape of its input, as in --input 8x3x224x224")
-    from ..training.world import find_device
-
-    device = str(find_device(device))
-    report: ProbeReport | MeasuredFigure
-    if model.startswith("figure"):
-        report, found = _figure(model, seed, device, networks, plot), True
-    else:
-        report = _probe(model, network, theory, inputs, gradients, seed, device, plot)
-        found = bool(report.rows)
-    print(report.to_json() if json_ else report.to_csv().rstrip() if csv_ else report)
-    return 0 if found else 1
-
-
-def _probe(
-    model: str,
-    network: NetworkFlags,
-    theory: TheoryFlags,
-    inputs: InputFlags,
-    gradients: bool,
-    seed: int,
-    device: str,
-    plot: Path | None,
-) -> ProbeReport:
     import torch
 
     from ..probing.measure import probe as measure
+    from ..training.world import find_device
 
+    device = str(find_device(device))
+    if model.startswith("figure"):
+        _show(_figure(model, seed, device, networks, plot), json_, csv_)
+        return 0
     if plot is not None:
         from ..probing.plot import check_suffix
 
@@ -146,7 +128,12 @@ def _probe(
     report = replace(report, model=model if without_scheme else f"{model}, {scheme}")
     if plot is not None and report.rows:
         report.plot(plot)
-    return report
+    _show(report, json_, csv_)
+    return 0 if report.rows else 1
+
+
+def _show(report: ProbeReport | MeasuredFigure, json_: bool, csv_: bool) -> None:
+    print(report.to_json() if json_ else report.to_csv().rstrip() if csv_ else report)
 
 
 def _figure(name: str, seed: int, device: str, networks: int | None, plot: Path | None) -> MeasuredFigure:

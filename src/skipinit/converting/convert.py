@@ -6,13 +6,12 @@ import copy
 import warnings
 
 from torch import nn
-from torch.jit import ScriptModule
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
 from ..errors import ConfigError, SkipinitError
 from ..probing.balance import ProbeReport
-from ..probing.forward import Inputs, check_is_module, example_inputs, one_line
+from ..probing.forward import Inputs, check_model, example_inputs, one_line
 from ..probing.measure import probe
 from .changes import Conversion
 from .flow import Flow, find_flow
@@ -58,7 +57,7 @@ def convert(
     0.0
     """
     plan = make_plan(scheme, keep_function, alpha, biases, dropout, seed)
-    check_model(model)
+    _check_convertible(model)
     inputs = example_inputs(model, inputs)
     converted = _copy(model)
     if not keep_function:
@@ -88,19 +87,17 @@ def convert(
     )
 
 
-def check_model(model: nn.Module) -> None:
+def _check_convertible(model: nn.Module) -> None:
     """Raise if this is not a plain module with floating-point weights in memory."""
-    check_is_module(model)
+    check_model(model)
     name = type(model).__name__
     if hasattr(model, "_orig_mod"):
         raise ConfigError(f"{name} is a compiled model; convert the model first, then compile the result")
     if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
         raise ConfigError(f"{name} wraps a model; convert its `.module`, then wrap the result")
     for path, module in model.named_modules():
-        here = f"{name}: {path or 'the model itself'}"
-        if isinstance(module, ScriptModule):
-            raise ConfigError(f"{here} is scripted, its layers cannot be replaced; convert the Python module")
         if ".quantized" in type(module).__module__:
+            here = f"{name}: {path or 'the model itself'}"
             raise ConfigError(f"{here} is quantized; convert the floating-point model, then quantize that")
     for path, tensor in (*model.named_parameters(), *model.named_buffers()):
         if is_lazy(tensor):

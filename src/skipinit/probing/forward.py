@@ -8,8 +8,8 @@ from __future__ import annotations
 import random
 import sys
 import warnings
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.jit import ScriptModule
 from torch.overrides import TorchFunctionMode
 
 from ..errors import ConfigError, SkipinitError
@@ -61,7 +62,7 @@ def traced(
     When the body ends, the model is as it was. With `gradients`, autograd is on, and the residual adds get
     their gradient norms when the body goes backward.
     """
-    check_is_module(model)
+    check_model(model)
     args, kwargs = arguments_of(model, inputs)
     tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
     if not tensors:
@@ -82,10 +83,15 @@ def traced(
         yield tracer, output
 
 
-def check_is_module(model: object) -> None:
-    """Raise if this is not a module."""
+def check_model(model: object) -> None:
+    """Raise if this is not a module in Python."""
+    name = type(model).__name__
     if not isinstance(model, nn.Module):
-        raise ConfigError(f"the model must be a torch.nn.Module; a {type(model).__name__} was given")
+        raise ConfigError(f"the model must be a torch.nn.Module; a {name} was given")
+    for path, module in model.named_modules():
+        if isinstance(module, ScriptModule):
+            part = path or "the model itself"
+            raise ConfigError(f"{name}: {part} is scripted, which hides its layers; give the Python module")
 
 
 def one_line(error: Exception) -> str:
@@ -180,38 +186,19 @@ def _eager_execution() -> Iterator[None]:
 def _preserve_buffers(model: nn.Module) -> Iterator[None]:
     """Restore the same tensor objects with the same contents, whether they were written or replaced."""
     saved = [(module, dict(module._buffers)) for module in model.modules() if module._buffers]
-    tensors = [tensor for _, buffers in saved for tensor in buffers.values() if tensor is not None]
-    memory = _allocate(tensors)
-    for tensor, copy in _with_copies(tensors, memory):
-        copy.copy_(tensor)
+    groups: defaultdict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
+    for _, buffers in saved:
+        for tensor in buffers.values():
+            if tensor is not None:
+                groups[tensor.device, tensor.dtype].append(tensor)
+    # One copy per device and dtype: thousands of small tensors need more memory than their contents.
+    copies = [torch.cat([tensor.detach().flatten() for tensor in group]) for group in groups.values()]
     try:
         yield
     finally:
         for module, buffers in saved:
-            for name in module._buffers.keys() - buffers.keys():
-                delattr(module, name)
-            for name, buffer in buffers.items():
-                if module._buffers.get(name) is not buffer:
-                    setattr(module, name, buffer)
-        for tensor, copy in _with_copies(tensors, memory):
-            tensor.copy_(copy)
-
-
-_Kind = tuple[torch.device, torch.dtype]
-
-
-def _allocate(tensors: Iterable[Tensor]) -> dict[_Kind, Tensor]:
-    """Memory for copies, one tensor per device and dtype: there may be thousands of small buffers."""
-    sizes: Counter[_Kind] = Counter()
-    for tensor in tensors:
-        sizes[tensor.device, tensor.dtype] += tensor.numel()
-    return {kind: torch.empty(size, device=kind[0], dtype=kind[1]) for kind, size in sizes.items()}
-
-
-def _with_copies(tensors: Iterable[Tensor], memory: dict[_Kind, Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Each tensor with its part of the memory."""
-    used: Counter[_Kind] = Counter()
-    for tensor in tensors:
-        kind, size = (tensor.device, tensor.dtype), tensor.numel()
-        yield tensor.detach(), memory[kind][used[kind] : used[kind] + size].view(tensor.shape)
-        used[kind] += size
+            module._buffers.clear()
+            module._buffers.update(buffers)
+        for group, copy in zip(groups.values(), copies, strict=True):
+            for tensor, values in zip(group, copy.split([t.numel() for t in group]), strict=True):
+                tensor.detach().copy_(values.view_as(tensor))

@@ -1,7 +1,7 @@
 """The operations of a forward pass: what kind each one is, and what is known about the tensors it works on.
 
 Operations are identified by the names that PyTorch's dispatcher gives them. A few names cover modules,
-functions, operators and scripted code alike.
+functions and operators alike.
 """
 
 from __future__ import annotations
