@@ -19,8 +19,7 @@ import torch
 
 from skipinit.config import ModelConfig, TrainConfig
 from skipinit.sweeping.single import train
-from skipinit.training.control import Stop
-from support.runs import FILES, state, tensors
+from support.runs import FILES, StopAfter, state, tensors
 
 _CONFIG = TrainConfig(
     ModelConfig("wrn10_1", "regularized-skipinit", num_classes=10, in_channels=1),
@@ -79,14 +78,6 @@ def _assert_same_end(folder: Path, reference: Path) -> None:
     assert torch.equal(ours["generator"]["state"], theirs["generator"]["state"])
     assert _without_speed(ours["records"]) == _without_speed(theirs["records"])
     assert {path.name for path in folder.iterdir()} == FILES
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Any:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
@@ -188,26 +179,13 @@ def test_a_signal_leaves_a_checkpoint_within_the_epoch_to_go_on_from(
     _assert_same_end(tmp_path / "stopped", tmp_path / "whole")
 
 
-class _After(Stop):
-    """Asks to stop when it has been looked at so many times."""
-
-    def __init__(self, looks: int) -> None:
-        super().__init__()
-        self.looks = looks
-
-    @property
-    def requested(self) -> bool:
-        self.looks -= 1
-        return self.looks < 0
-
-
 @pytest.mark.parametrize("scheme", ["batchnorm", "regularized-skipinit"])
 def test_stopped_after_every_few_steps_a_run_is_bit_equal(tmp_path: Path, scheme: str) -> None:
     model = ModelConfig("wrn10_1", scheme, num_classes=10, in_channels=1)
     config = replace(_CONFIG, model=model, epochs=2, clean_train_loss=True)
     states = []
     while "finished" not in states:
-        result = train(config, tmp_path / "often", device="cpu", progress=False, stop=_After(looks=4))
+        result = train(config, tmp_path / "often", device="cpu", progress=False, stop=StopAfter(looks=4))
         states.append(result.state)
     assert states.count("stopped") >= 4
     train(config, tmp_path / "never", device="cpu", progress=False)

@@ -21,8 +21,7 @@ import torch
 from skipinit.config import ModelConfig, TrainConfig
 from skipinit.errors import SkipinitError
 from skipinit.sweeping.single import train
-from skipinit.training.control import Stop
-from support.runs import state, tensors
+from support.runs import StopAfter, state, tensors
 
 _PROCESSES = multiprocessing.get_context("forkserver")
 _PROCESSES.set_forkserver_preload(["skipinit.sweeping.single", "skipinit.data.images"])
@@ -36,25 +35,12 @@ def _config(scheme: str, epochs: int = 2, **options: Any) -> TrainConfig:
     )
 
 
-class _After(Stop):
-    """Asks to stop when it has been looked at so many times."""
-
-    def __init__(self, looks: int) -> None:
-        super().__init__()
-        self.looks = looks
-
-    @property
-    def requested(self) -> bool:
-        self.looks -= 1
-        return self.looks < 0
-
-
 def _work(rank: int, size: int, port: int, config: TrainConfig, out: Path, looks: int | None) -> None:
     """One process, with the environment that torchrun gives it."""
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
-    stop = None if looks is None or rank else _After(looks)
+    stop = None if looks is None or rank else StopAfter(looks)
     try:
         train(config, out, device="cpu", progress=False, stop=stop)
     except SkipinitError as error:
@@ -177,5 +163,5 @@ def test_a_dead_process_ends_the_job_which_then_goes_on(tmp_path: Path) -> None:
     assert job.returncode != 0
     assert "skipinit: process 0 lost the others" in errors
     assert not (out / "result.json").exists()
-    gone_on = train(config, out, device="cpu", progress=False, stop=_After(1))
+    gone_on = train(config, out, device="cpu", progress=False, stop=StopAfter(1))
     assert (gone_on.state, gone_on.step) == ("stopped", 2)

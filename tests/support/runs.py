@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from skipinit.training.control import Stop
+
 FILES = {"config.json", "metrics.jsonl", "result.json", "sweep.sqlite", "sweep.lock", "checkpoints"}
 """What a run leaves behind, in good order."""
 
@@ -27,3 +29,16 @@ def tensors(saved: dict[str, Any]) -> dict[str, Tensor]:
     """Weights, running averages, momentum and losses of a state, by name."""
     parts = {f"{part}.{name}": value for part in ("model", "momentum") for name, value in saved[part].items()}
     return parts | {"losses": saved["losses"]}
+
+
+class StopAfter(Stop):
+    """Asks to stop when it has been looked at so many times."""
+
+    def __init__(self, looks: int) -> None:
+        super().__init__()
+        self.looks = looks
+
+    @property
+    def requested(self) -> bool:
+        self.looks -= 1
+        return self.looks < 0

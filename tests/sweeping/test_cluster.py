@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from skipinit.cli import main
 from skipinit.config import ModelConfig, TrainConfig, to_dict
@@ -57,14 +56,6 @@ trials = tuple(train_from_dict(fields) for fields in json.loads(sys.argv[1]))
 outcome = run_sweep(Grid(trials), Path(sys.argv[2]), engine="ray", checkpoint_seconds=0)
 print(json.dumps(asdict(outcome)))
 """
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import skipinit
 from skipinit.cli import main
@@ -20,9 +19,9 @@ from skipinit.sweeping.grid import Grid
 from skipinit.sweeping.packs import group, split
 from skipinit.sweeping.single import train
 from skipinit.sweeping.store import open_store, open_writer
-from skipinit.training.control import Stop
 from skipinit.training.protocol import identity
 from skipinit.training.records import Trial
+from support.runs import StopAfter
 
 _CONFIG = TrainConfig(
     ModelConfig("wrn10_1", "skipinit", num_classes=10, in_channels=1),
@@ -35,14 +34,6 @@ _CONFIG = TrainConfig(
 _BATCHNORM = ModelConfig("wrn10_1", num_classes=10, in_channels=1)
 # A scalar of 1e30 on every branch overflows float32 in the second block: it diverges at once.
 _DIVERGING = replace(_CONFIG, model=replace(_CONFIG.model, alpha=1e30))
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def _sweep(configs: list[TrainConfig], out: Path, **options: Any) -> Outcome:
@@ -100,23 +91,10 @@ def test_a_trial_that_raises_is_a_failure_with_its_traceback_and_disturbs_nobody
     assert _curve(tmp_path, _CONFIG) == _curve(reference, _CONFIG)
 
 
-class _AfterSteps(Stop):
-    """Asks to stop at the n-th question."""
-
-    def __init__(self, questions: int) -> None:
-        super().__init__()
-        self.left = questions
-
-    @property
-    def requested(self) -> bool:
-        self.left -= 1
-        return self.left < 0
-
-
 @pytest.mark.parametrize("questions", [0, 3, 8])
 def test_a_stopped_sweep_goes_on_from_within_the_epoch(tmp_path: Path, questions: int) -> None:
     configs = [_CONFIG, replace(_CONFIG, seed=1)]
-    stopped = _sweep(configs, tmp_path / "stopped", pack_size=2, stop=_AfterSteps(questions))
+    stopped = _sweep(configs, tmp_path / "stopped", pack_size=2, stop=StopAfter(questions))
     assert stopped == Outcome(0, 0, 2)
     assert _sweep(configs, tmp_path / "stopped", pack_size=2) == Outcome(2, 0, 0)
     _sweep(configs, tmp_path / "whole", pack_size=2)
@@ -125,7 +103,7 @@ def test_a_stopped_sweep_goes_on_from_within_the_epoch(tmp_path: Path, questions
 
 
 def test_a_damaged_checkpoint_costs_the_head_start_only(tmp_path: Path) -> None:
-    _sweep([_CONFIG], tmp_path, stop=_AfterSteps(8))
+    _sweep([_CONFIG], tmp_path, stop=StopAfter(8))
     (checkpoint,) = (tmp_path / "checkpoints").glob("*.pt")
     checkpoint.write_bytes(checkpoint.read_bytes()[:1000])
     assert _sweep([_CONFIG], tmp_path) == Outcome(1, 0, 0)

@@ -49,7 +49,15 @@ def make_config(name: str, **options: Any) -> ModelConfig | TheoryConfig:
 
 
 def build(config: ModelConfig | TheoryConfig, seed: int | None = None) -> ResidualNet:
-    """The network that a config describes, freshly initialized."""
+    """The network that a config describes, freshly initialized.
+
+    Args:
+        config: as `create_model` makes it from a name and options.
+        seed: draw the weights from this seed and leave torch's generators alone; else draw from torch's.
+
+    >>> build(ModelConfig("wrn16_2", scheme="skipinit")).num_blocks
+    6
+    """
     if seed is not None and type(seed) is not int:
         raise ConfigError(f"seed {seed!r} is not allowed; it must be a whole number")
     generator = None if seed is None else torch.Generator(torch.get_default_device()).manual_seed(seed)

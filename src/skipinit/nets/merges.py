@@ -17,9 +17,16 @@ from ..errors import ConfigError
 class GhostBatchNorm2d(nn.BatchNorm2d):
     """gamma (x - mu) / sqrt(sigma^2 + eps) + beta, with mu and sigma^2 of each `ghost_batch` examples.
 
-    The running averages are updated as if the ghosts came one after the other, so one large batch equals
-    its ghosts accumulated. They average the *biased* variance, as the paper does and torch does not. Where
-    no `ghost_batch` is given the whole batch is one ghost. `momentum` is torch's: the weight of the new.
+    The running averages are updated as if the ghost batches came one after the other, so that one large batch
+    gives the same averages as its ghost batches in turn. They average the *biased* variance, as the paper
+    does and torch does not.
+
+    Args:
+        num_features: number of channels, the second axis of the input.
+        ghost_batch: examples per group of batch statistics; by default the whole batch is one group.
+        eps: added to the variance.
+        momentum: weight of the new value in the running averages, as in torch.
+        batch_statistics_at_test: also normalize by the statistics of the batch in evaluation mode.
     """
 
     def __init__(
@@ -108,7 +115,10 @@ class GhostBatchNorm2d(nn.BatchNorm2d):
 
 
 class Add(nn.Module):
-    """skip + branch"""
+    """skip + branch
+
+    The plain residual add. `forward` takes skip and branch, two tensors of one shape, as in all merges.
+    """
 
     def forward(self, skip: Tensor, branch: Tensor) -> Tensor:
         """Equal weight to both."""
@@ -118,7 +128,16 @@ class Add(nn.Module):
 class SkipInit(nn.Module):
     """skip + alpha * branch
 
-    One learnable scalar per branch is all that SkipInit is (section 2.2).
+    SkipInit (section 2.2): one learnable scalar at the end of each residual branch. With alpha = 0 every
+    block starts as the identity, so that deep networks train without normalization.
+
+    Args:
+        alpha: initial value of the scalar.
+
+    >>> merge = SkipInit()
+    >>> skip, branch = torch.ones(2, 3), torch.ones(2, 3)
+    >>> torch.equal(merge(skip, branch), skip)
+    True
     """
 
     def __init__(self, alpha: float = 0.0) -> None:
@@ -150,6 +169,9 @@ class NormalizeOutput(nn.Module):
     """BN(skip + branch)
 
     Table 4: a norm on the skip path scales the skip down as much as the branch.
+
+    Args:
+        norm: the normalization of the sum.
     """
 
     def __init__(self, norm: GhostBatchNorm2d) -> None:
@@ -165,7 +187,10 @@ class NormalizeOutput(nn.Module):
 class NormalizeSkip(nn.Module):
     """BN(skip) + branch
 
-    Table 4 read the other way: both operands have variance 1.
+    The other reading of Table 4: both operands have variance 1.
+
+    Args:
+        norm: the normalization of the skip.
     """
 
     def __init__(self, norm: GhostBatchNorm2d) -> None:
