@@ -39,6 +39,8 @@ def test_table_tells_what_load_gives(name):
     assert loaded.num_classes == entry.num_classes
     assert loaded.train_labels.unique().tolist() == list(range(entry.num_classes))
     assert loaded.train_labels.dtype == loaded.test_labels.dtype == torch.int64
+    for images in (loaded.train_images, loaded.test_images):
+        assert images.stride() == torch.empty(images.shape).stride(), "of an ordinary contiguous tensor"
 
 
 def test_other_names_are_not_there():

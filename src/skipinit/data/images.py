@@ -85,5 +85,6 @@ def load(name: str, device: torch.device | str = "cpu") -> ImageSet:
     if not entry.in_memory:
         raise ConfigError(f"{name} is a folder of image files and not held in memory; use open_folder")
     train, test = _READERS[name]()
-    tensors = (torch.from_numpy(array).to(device) for array in (*train, *test))
+    # Flat and back: NumPy gives an axis of one channel any stride, and torch takes some for channels last.
+    tensors = (torch.from_numpy(array.reshape(-1)).view(array.shape).to(device) for array in (*train, *test))
     return ImageSet(entry.name, entry.num_classes, *tensors)
