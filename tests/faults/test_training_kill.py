@@ -147,7 +147,7 @@ def test_a_signal_leaves_a_checkpoint_within_the_epoch_to_go_on_from(
         "--epochs",
         "2",
     ]
-    command += ["--augment", "True", "--device", "cpu", "--out", str(tmp_path / "stopped")]
+    command += ["--augment", "--device", "cpu", "--out", str(tmp_path / "stopped")]
     if config.model.ghost_batch:
         command += ["--ghost-batch", str(config.model.ghost_batch)]
     process = subprocess.Popen(

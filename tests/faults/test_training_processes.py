@@ -140,7 +140,7 @@ def test_a_dead_process_ends_the_job_which_then_goes_on(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     command += ["--master-port", str(_free_port()), "-m", "skipinit", "train", "wrn10_1"]
     command += ["--scheme", "skipinit", "--data", "digits", "--lr", "0.025", "--batch-size", "128"]
-    command += ["--epochs", "100", "--seed", "4", "--augment", "True", "--device", "cpu", "--out", str(out)]
+    command += ["--epochs", "100", "--seed", "4", "--augment", "--device", "cpu", "--out", str(out)]
     with subprocess.Popen(
         command,
         env=os.environ | {"OMP_NUM_THREADS": "1"},

@@ -163,7 +163,7 @@ def test_a_line_that_comes_twice_meets_itself(tmp_path: Path) -> None:
     [
         ("skipinit results", "other", "not a file that"),
         ('"version": 1', '"version": 2', "format 2 is not known"),
-        ('"lr": 0.1', '"lr": -1', r"line 2: not a result \(lr -1.0 is not allowed"),
+        ('"lr": 0.1', '"lr": -1', r"line 2: not a result \(lr -1 is not allowed"),
         ('"lr": 0.1', '"lrr": 0.1', "line 2: not a result"),
         ('"state": "finished"', '"state": "pending"', "line 2: a trial that is pending"),
         ('"classes": 10', '"classes": null', "line 2"),

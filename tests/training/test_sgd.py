@@ -72,6 +72,6 @@ def test_every_kind_of_parameter_is_moved_and_has_its_velocity() -> None:
     config = _config("fixup", momentum=0.9, dampening=0.0)
     model = build(config.model, seed=1)
     optimizer = make_optimizer(model, config, torch.ones(()))
-    shapes = [velocity.shape for velocity in momentum_buffers(optimizer)]
+    shapes = [velocity.shape for velocity in momentum_buffers(model, optimizer).values()]
     assert shapes == [parameter.shape for parameter in model.parameters()]
     assert sum(len(group["params"]) for group in optimizer.param_groups) == len(shapes)

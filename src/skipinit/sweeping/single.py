@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -69,6 +69,8 @@ def train(
         stack.enter_context(_lost_processes_explained(world))
         stack.enter_context(stopped_by_signals(stop))
         if folder and (ended := _ended(folder, config)):
+            if world.leads:
+                _complete(folder, ended)
             return ended
         # A config that cannot be built must not claim the folder: the corrected command would be refused.
         place = Workplace(world)
@@ -87,6 +89,8 @@ def train(
             with checkpoints.blamed(identity(config)):
                 run.restore(state)
         bar.update(run.position, "training")
+        if run.position == run.total_steps:  # killed between the last checkpoint and the result
+            reporter.finish(run, run.records[-1])
         train_together([run], place.data(config.data), reporter, stop)
         return _result(run, reporter)
 
@@ -138,12 +142,19 @@ def _ended(folder: Path, config: TrainConfig) -> TrainResult | None:
         if trial is None or not trial.has_result:
             return None
         assert trial.step is not None, "a trial with a result has taken steps"
-        result = TrainResult(
+        return TrainResult(
             "finished" if trial.state == "finished" else "diverged", trial.step, tuple(store.curve(trial.id))
         )
-    if not (folder / "result.json").exists():  # killed before it was written
-        _write_result(folder, result)
-    return result
+
+
+def _complete(folder: Path, result: TrainResult) -> None:
+    """Write what a process that was killed at the very end has not; a finished run is only read otherwise."""
+    if not (folder / "result.json").exists() or (folder / f"{FILE}-wal").exists():
+        with suppress(SkipinitError), open_writer(folder) as writer:
+            (trial,) = writer.trials()
+            _write_metrics(folder, writer.curve(trial.id))
+            _write_result(folder, result)
+            _clear_drafts(folder)
 
 
 def _refuse_other(folder: Path, store: Store, config: TrainConfig) -> None:
@@ -171,6 +182,7 @@ def _recorded_in(folder: Path, config: TrainConfig, tensorboard: bool) -> Iterat
     with open_writer(folder) as writer:
         _refuse_other(folder, writer, config)
         writer.add([config])
+        _clear_drafts(folder)
         with steps_bar(0, shown=False) as hidden:
             keeper = Keeper(writer, Checkpoints(folder / "checkpoints"), hidden, [config], keep_last=True)
         files = _RunFiles(folder, writer, config, tensorboard)
@@ -196,8 +208,7 @@ class _RunFiles:
                 content = {"config": to_dict(self.config), "began_on": asdict(provenance)}
                 if not (self.folder / "config.json").exists():
                     write_whole(self.folder / "config.json", lambda file: file.write(_line(content)))
-                lines = b"".join(_line(asdict(record)) for record in self.writer.curve(id))
-                write_whole(self.folder / "metrics.jsonl", lambda file: file.write(lines))
+                _write_metrics(self.folder, self.writer.curve(id))
                 if self.events:
                     self.events.begin(epochs_done)
             case Recorded(((_, record),)):
@@ -212,6 +223,18 @@ class _RunFiles:
         append_whole(self.folder / "metrics.jsonl", _line(asdict(record)))
         if self.events:
             self.events.add(record)
+
+
+def _write_metrics(folder: Path, curve: Sequence[EpochRecord]) -> None:
+    lines = b"".join(_line(asdict(record)) for record in curve)
+    write_whole(folder / "metrics.jsonl", lambda file: file.write(lines))
+
+
+def _clear_drafts(folder: Path) -> None:
+    """Remove what a killed process was writing; only the one writer may."""
+    for name in ("config.json", "metrics.jsonl", "result.json"):
+        for draft in folder.glob(f".{name}.*"):
+            draft.unlink()
 
 
 def _write_result(folder: Path, result: TrainResult) -> None:

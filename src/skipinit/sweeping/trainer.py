@@ -158,7 +158,7 @@ class Reporter:
             if id in done:
                 if self.keep_last:
                     self._keep(done[id])
-                self.emit(Finished(id, epoch, done[id].position, self.seconds[id]))
+                self.finish(done[id], epoch)
         if last or time.monotonic() - self.kept_at >= self.checkpoint_seconds:
             for run in runs:
                 if identity(run.config) not in done:
@@ -166,6 +166,11 @@ class Reporter:
             self.kept_at = time.monotonic()
         self.fresh = []
         self.ended |= done.keys()
+
+    def finish(self, run: Run, last: EpochRecord) -> None:
+        """The run has taken all its steps."""
+        id = identity(run.config)
+        self.emit(Finished(id, last, run.position, self.seconds[id]))
 
     def _keep(self, run: Run) -> None:
         id = identity(run.config)
