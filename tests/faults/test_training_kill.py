@@ -167,7 +167,7 @@ def test_a_signal_leaves_a_checkpoint_within_the_epoch_to_go_on_from(
     process.send_signal(number)
     out, err = process.communicate(timeout=120)
     assert process.returncode == 130
-    assert "run the same command to go on" in out
+    assert "run the same command again to resume" in out
     assert err == ""
     step = state(tmp_path / "stopped")["step"]
     assert 45 < step < 90

@@ -154,7 +154,7 @@ def test_a_dead_process_ends_the_job_which_then_goes_on(tmp_path: Path) -> None:
                 assert job.poll() is None, job.stderr.read()
                 assert time.monotonic() < deadline
                 time.sleep(0.01)
-            leader = json.loads((out / "lock").read_text())["pid"]
+            leader = json.loads((out / "sweep.lock").read_text())["pid"]
             (other,) = (pid for pid in _children(job.pid) if pid != leader)
             os.kill(other, signal.SIGKILL)
             _, errors = job.communicate(timeout=_PATIENCE)
