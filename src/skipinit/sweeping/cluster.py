@@ -270,7 +270,7 @@ class _Dispatcher:
         """How many tasks can run at once; none is an error, because Ray would wait forever."""
         if room := _count(self.resource):
             return room
-        raise SkipinitError(f"no node with a {self.resource} is left; run the same command to go on")
+        raise SkipinitError(f"no node with a {self.resource} is left; run the same command again to resume")
 
     def _send_again(self, share: Sequence[TrainConfig], error: RayError) -> None:
         """Its worker is gone: with its node, most likely, but a trial may be what killed it."""

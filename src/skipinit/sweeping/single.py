@@ -149,12 +149,13 @@ def _ended(folder: Path, config: TrainConfig) -> TrainResult | None:
 
 def _complete(folder: Path, result: TrainResult) -> None:
     """Write what a process that was killed at the very end has not; a finished run is only read otherwise."""
-    if not (folder / "result.json").exists() or (folder / f"{FILE}-wal").exists():
-        with suppress(SkipinitError), open_writer(folder) as writer:
-            (trial,) = writer.trials()
-            _write_metrics(folder, writer.curve(trial.id))
-            _write_result(folder, result)
+    missing = not (folder / "result.json").exists()
+    if missing or (folder / f"{FILE}-wal").exists():
+        with suppress(SkipinitError), open_writer(folder):
             _clear_drafts(folder)
+            if missing:
+                _write_metrics(folder, result.records)
+                _write_result(folder, result)
 
 
 def _refuse_other(folder: Path, store: Store, config: TrainConfig) -> None:
@@ -278,7 +279,7 @@ def _lost_processes_explained(world: World) -> Iterator[None]:
         if world.size == 1 or not any(word in str(error) for word in ("gloo", "NCCL", "Connection closed")):
             raise
         raise SkipinitError(
-            f"process {world.rank} lost the others; see their error, then run the same command to go on"
+            f"process {world.rank} lost the others; see their error, then run the command again to resume"
         ) from error
 
 
