@@ -117,11 +117,16 @@ def padded_by_zeros(preset: str) -> Iterator[Trial]:
 @pytest.mark.usefixtures("_changed")
 def test_an_earlier_protocol_says_who_trains_and_not_how_well() -> None:
     earlier = make_collection(padded_by_zeros("reduced"))
-    assert {cell.earlier for cell in first_set(earlier)} == {"crops padded by zeros"}
+    assert {cell.earlier for cell in first_set(earlier)} == {"crops padded by zeros, He classifier"}
     trains = earlier.judge(CLAIMS["batchnorm-trains-at-any-depth"])
     assert trains.state == "holds"
-    assert "depth 16 (crops padded by zeros): batchnorm 93.5" in trains.evidence["reduced"].words
-    assert "depth 1000 (after 1 epoch only, crops padded by zeros)" in trains.evidence["reduced"].words
+    assert (
+        "depth 16 (crops padded by zeros, He classifier): batchnorm 93.5" in trains.evidence["reduced"].words
+    )
+    assert (
+        "depth 1000 (after 1 epoch only, crops padded by zeros, He classifier)"
+        in trains.evidence["reduced"].words
+    )
     assert earlier.judge(CLAIMS["alpha-one-fails-deep"]).state == "holds"
     assert earlier.judge(CLAIMS["skipinit-slightly-below-batchnorm"]).state == "not measured yet"
     assert earlier.judge(CLAIMS["batchnorm-rate-hardly-depends-on-depth"]).state == "not measured yet"
@@ -132,7 +137,10 @@ def test_reservations_add_up() -> None:
     shallow = (each for each in padded_by_zeros("paper") if each.config.model.name == "wrn16_2")
     deep = (each for each in padded_by_zeros("reduced") if each.config.model.name != "wrn16_2")
     found = make_collection(shallow, deep).judge(CLAIMS["batchnorm-trains-at-any-depth"])
-    assert "depth 16 (crops padded by zeros, under paper): batchnorm 93.5" in found.evidence["reduced"].words
+    assert (
+        "depth 16 (crops padded by zeros, He classifier, under paper): batchnorm 93.5"
+        in found.evidence["reduced"].words
+    )
 
 
 @pytest.mark.usefixtures("_changed")
@@ -142,7 +150,10 @@ def test_a_number_of_an_earlier_protocol_is_open() -> None:
         found = compare(published, cell, cell.exhibit.metrics[0])
         assert found.training == "agrees"
         if cell.exhibit.name == "table1" and not published.failed:
-            assert (found.agreement, found.words) == ("open", "+0.0 points, crops padded by zeros")
+            assert (found.agreement, found.words) == (
+                "open",
+                "+0.0 points, crops padded by zeros, He classifier",
+            )
 
 
 @pytest.mark.usefixtures("_changed")
@@ -158,7 +169,7 @@ def test_a_result_of_todays_protocol_comes_before_earlier_ones() -> None:
     pending = [replace(each, state="pending", last=None) for each in today]
     assert accuracies(make_collection(padded_by_zeros("reduced"), iter(today))) == {"": 91.0}
     assert accuracies(make_collection(padded_by_zeros("reduced"), iter(pending))) == {
-        "crops padded by zeros": 93.5
+        "crops padded by zeros, He classifier": 93.5
     }
 
 

@@ -53,7 +53,7 @@ class EarlierProtocol:
 
 EARLIER_PROTOCOLS = (
     EarlierProtocol(
-        "crops padded by zeros",
+        "crops padded by zeros, He classifier",
         {"crop_padding": "zero"},
         {"classifier_init": "he", "projection": "activated"},
     ),
