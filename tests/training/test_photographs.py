@@ -18,6 +18,7 @@ from skipinit.data.photographs import CentreCrop, RandomCrop, read_image
 from skipinit.errors import DataError
 from skipinit.sweeping.single import evaluate, train
 from skipinit.training.control import Stop
+from skipinit.training.protocol import settle
 from skipinit.training.sources import Photographs
 from skipinit.training.world import World
 
@@ -67,7 +68,7 @@ def test_resnet50_trains_an_epoch_and_goes_on_within_it(folder: Path, tmp_path: 
 
 @pytest.mark.parametrize("augment", [True, False])
 def test_batches_are_the_plans_photographs_standardized(folder: Path, augment: bool) -> None:
-    config = replace(_config(folder), augment=augment)
+    config = settle(replace(_config(folder), augment=augment))
     photographs = Photographs(str(folder))
     data = photographs.folder
     parts: list[Sequence[torch.Tensor]] = []
