@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from .probing.measure import find_residual_adds, probe
     from .reporting.page import report
     from .sweeping.engine import Outcome, sweep
-    from .sweeping.results import results
+    from .sweeping.results import Progress, results, status
     from .sweeping.single import Evaluation, evaluate, export, train
     from .training.protocol import make_train_config
     from .training.records import TrainResult
@@ -57,6 +57,7 @@ _HOME = {
     "Outcome": "sweeping.engine",
     "ProbeReport": "probing.balance",
     "ProbeRow": "probing.balance",
+    "Progress": "sweeping.results",
     "ResidualAdd": "probing.adds",
     "ResidualNet": "nets.blocks",
     "SkipInit": "nets.merges",
@@ -82,6 +83,7 @@ _HOME = {
     "report": "reporting.page",
     "reproduce": "paper.reproduce",
     "results": "sweeping.results",
+    "status": "sweeping.results",
     "sweep": "sweeping.engine",
     "train": "sweeping.single",
 }

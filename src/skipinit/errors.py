@@ -7,7 +7,9 @@ that line and exits with `exit_code`; a traceback means a defect of ours, never 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import errno
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 
 class SkipinitError(Exception):
@@ -23,7 +25,7 @@ class ConfigError(SkipinitError, ValueError):
 
 
 class DataError(SkipinitError):
-    """A file or folder that is missing, damaged or foreign; the message names it."""
+    """A file or folder that is missing, refused, damaged or foreign; the message names it."""
 
 
 def unknown_name(kind: str, given: str, allowed: Iterable[str]) -> ConfigError:
@@ -32,3 +34,48 @@ def unknown_name(kind: str, given: str, allowed: Iterable[str]) -> ConfigError:
     near = difflib.get_close_matches(given, names, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names)}"
     return ConfigError(f"{kind} {given!r} is not known; {hint}")
+
+
+_WHAT_TO_DO = {
+    errno.ENOSPC: "make room and run it again",
+    errno.EDQUOT: "make room and run it again",
+    errno.EFBIG: "raise the limit on the size of files (ulimit -f) and run it again",
+    errno.EIO: "the disk may be failing; copy what you need and run it again elsewhere",
+    errno.EACCES: "change its permissions or give another path",
+    errno.EPERM: "change its permissions or give another path",
+    errno.EROFS: "give a path that can be written",
+    errno.ENAMETOOLONG: "give a shorter path",
+    errno.EMFILE: "raise the limit on open files (ulimit -n) and run it again",
+    errno.ENOMEM: "close other programs, or use a smaller batch, and run it again",
+}
+
+
+def system_error(
+    error: OSError, path: object = None, refused: str = "used", advice: str = "give another path"
+) -> DataError:
+    """What the operating system refused, in one line with what to do about it."""
+    advice = _WHAT_TO_DO.get(error.errno or 0, advice)
+    reason = error.strerror or error
+    return DataError(f"{path or error.filename or 'a file'}: cannot be {refused} ({reason}); {advice}")
+
+
+@contextmanager
+def system_errors_explained() -> Iterator[None]:
+    """The door between this package and its users, as a decorator of what they call.
+
+    A path can fail at any system call that meets it, so this is done once, at the outside. The reader of a
+    pipe that left is no failure.
+    """
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise system_error(error) from error
+    except MemoryError as error:
+        raise SkipinitError("out of memory; use a smaller batch or network") from error
+
+
+def printable(text: str) -> str:
+    """The text on one line, with whatever could steer a terminal, or is no Unicode, written as an escape."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)

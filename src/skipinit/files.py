@@ -7,6 +7,7 @@ import json
 import os
 import shlex
 import socket
+import stat
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -16,13 +17,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO
 
-from .errors import SkipinitError
+from .errors import DataError, SkipinitError, system_error
 
 
 def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """Let `write` fill a draft beside `path`, bring it to the disk, then give it its name."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
+        if path.exists() and not path.is_file():  # root could replace a device such as /dev/null by a file
+            raise DataError(f"{path}: cannot be written (not a regular file); give another path")
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with open(draft, "wb") as file:
@@ -33,8 +36,7 @@ def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
         finally:
             draft.unlink(missing_ok=True)
     except OSError as error:
-        reason = error.strerror or error
-        raise SkipinitError(f"{path}: cannot be written ({reason}); choose another place") from error
+        raise system_error(error, path, "written") from error
 
 
 def append_whole(path: Path, line: bytes) -> None:
@@ -43,7 +45,7 @@ def append_whole(path: Path, line: bytes) -> None:
         with open(path, "ab") as file:
             file.write(line)
     except OSError as error:
-        raise SkipinitError(f"{path}: cannot be written ({error.strerror})") from error
+        raise system_error(error, path, "written") from error
 
 
 def make_folder(path: Path) -> None:
@@ -51,9 +53,28 @@ def make_folder(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise SkipinitError(
-            f"{path}: cannot be made ({error.strerror}); choose a folder that can be written"
-        ) from None
+        raise system_error(error, path, "made") from error
+
+
+def check_folder(path: Path) -> None:
+    """Refuse, before any work is done, a folder that could not be made or written."""
+    present = next(place for place in (path, *path.absolute().parents) if os.path.lexists(place))
+    if not present.is_dir():
+        raise DataError(f"{path}: cannot be made ({present} is not a folder); give another path")
+    if not os.access(present, os.W_OK | os.X_OK, effective_ids=True):
+        raise DataError(f"{path}: cannot be written ({present} is closed to you); give another path")
+
+
+def read_whole(path: Path, advice: str = "give another path") -> bytes:
+    """The content of a regular file. Anything else, such as a pipe, might never end."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        with open(descriptor, "rb") as file:
+            if stat.S_ISREG(os.fstat(descriptor).st_mode):
+                return file.read()
+    except OSError as error:
+        raise system_error(error, path, "read", advice) from error
+    raise DataError(f"{path}: cannot be read (not a regular file); {advice}")
 
 
 _PATIENCE = 0.5
@@ -93,9 +114,7 @@ def _writable(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise SkipinitError(
-            f"{path.parent}: cannot be written ({error.strerror}); make it writable or choose another folder"
-        ) from None
+        raise system_error(error, path.parent, "written") from error
 
 
 def holder(path: Path) -> Holder | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from skipinit.config import ModelConfig, TrainConfig
-from skipinit.errors import ConfigError
+from skipinit.errors import ConfigError, DataError
 from skipinit.sweeping import grid as grid_module
 from skipinit.sweeping.grid import AXES, axis_values, expand, flatten, join, read_grid
 from skipinit.training.protocol import identity, make_train_config, settle
@@ -191,7 +191,7 @@ def test_a_bad_toml_file_is_one_line(tmp_path: Path, text: str) -> None:
 
 
 def test_a_missing_toml_file(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"none\.toml: cannot be read"):
+    with pytest.raises(DataError, match=r"none\.toml: cannot be read"):
         read_grid(tmp_path / "none.toml")
 
 

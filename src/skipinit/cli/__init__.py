@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
 from .. import __version__
-from ..errors import SkipinitError
+from ..errors import SkipinitError, printable, system_errors_explained
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -18,14 +20,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     from .app import run
 
+    for stream in (sys.stdout, sys.stderr):  # a file's name need not be Unicode
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
-        return run(arguments or ["--help"])
+        with system_errors_explained():
+            code = run(arguments or ["--help"])
+            sys.stdout.flush()  # a full disk is met here, not after the exit code is decided
+            return code
     except SkipinitError as error:
-        print(f"skipinit: {error}", file=sys.stderr)
-        return error.exit_code
+        print(f"skipinit: {printable(str(error))}", file=sys.stderr)
+        code = error.exit_code
     except KeyboardInterrupt:
         print("skipinit: interrupted", file=sys.stderr)
-        return 130
+        code = 128 + signal.SIGINT
     except BrokenPipeError:  # the reader of a pipe, such as head, has left
+        code = 0
+    try:
+        sys.stdout.flush()
+    except OSError:  # what is left in the buffer has nowhere to go
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    return code

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 import sys
 import time
 from collections import defaultdict
@@ -22,6 +21,7 @@ from rich.text import Text
 
 from ..config import ModelConfig, option_types
 from ..errors import ConfigError
+from ..notation import duration_text, rate_text
 from ..sweeping.exchange import Merged, entries, export_results
 from ..sweeping.exchange import merge as merge_into
 from ..sweeping.exchange import read_results as read_export
@@ -148,7 +148,7 @@ def _progress_row(seen: Progress) -> Row:
 def _progress_view(seen: Progress) -> Group:
     counts = ", ".join(f"{count} {state}" for state, count in seen.counts.items() if count)
     share = seen.epochs_done / seen.epochs_total if seen.epochs_total else 1.0
-    left = "" if seen.seconds_left is None else f", {_duration(seen.seconds_left)} left"
+    left = "" if seen.seconds_left is None else f", {duration_text(seen.seconds_left)} left"
     lines = [
         f"{seen.trials} trials: {counts or 'none'}",
         f"{seen.epochs_done:,} of {seen.epochs_total:,} epochs ({share:.0%}){left}",
@@ -158,7 +158,7 @@ def _progress_view(seen: Progress) -> Group:
     for trial in seen.running[:_ROWS_SHOWN]:
         config, last = trial.config, trial.last
         table.add_row(
-            config.model.name, config.model.scheme, _rate(config.lr), str(config.seed),
+            config.model.name, config.model.scheme, rate_text(config.lr), str(config.seed),
             f"{trial.epochs_done}/{config.epochs}", _number(last.test_accuracy if last else None, 2),
         )  # fmt: skip
     more = len(seen.running) - _ROWS_SHOWN
@@ -207,8 +207,8 @@ def _summary(row: Row) -> list[str]:
     return [
         f"{_number(row['mean'], digits)}{spread}",
         f"{row['kept']} of {row['runs']}",
-        _rate(row["best_lr"]),
-        f"{_rate(row['lr_low'])} to {_rate(row['lr_high'])}",
+        rate_text(row["best_lr"]),
+        f"{rate_text(row['lr_low'])} to {rate_text(row['lr_high'])}",
         "; ".join(remarks),
     ]
 
@@ -226,7 +226,7 @@ def _told_apart(rows: Sequence[Row]) -> list[str]:
 
 
 def _axes(row: Row, names: Iterable[str]) -> list[str]:
-    return [_rate(row[name]) if name == "lr" else str(row[name]) for name in names]
+    return [rate_text(row[name]) if name == "lr" else str(row[name]) for name in names]
 
 
 def _print_columns(header: Sequence[str], body: Iterable[Sequence[str]]) -> None:
@@ -238,19 +238,5 @@ def _print_columns(header: Sequence[str], body: Iterable[Sequence[str]]) -> None
     print()
 
 
-def _rate(lr: float) -> str:
-    """2^n where it is one."""
-    mantissa, exponent = math.frexp(lr)
-    return f"2^{exponent - 1}" if mantissa == 0.5 else f"{lr:g}"
-
-
 def _number(value: float | None, digits: int) -> str:
     return "" if value is None else f"{value:.{digits}f}"
-
-
-def _duration(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return (
-        f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
-    )

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from ..data.catalog import describe
 from ..errors import ConfigError
+from ..files import check_folder
 from ..notation import bytes_text, duration_text, read_seconds
 from ..sweeping.grid import Grid, expand, flatten, read_grid
 from ..sweeping.packs import PackKey
@@ -60,6 +61,7 @@ def sweep(
     if grid.duplicates:
         print(f"{grid.duplicates} repeated trials left out")
     if dry_run:
+        check_folder(out)
         _show_plan(grid, out, device, pack_size, json_)
         return 0
     from ..sweeping.engine import run_sweep

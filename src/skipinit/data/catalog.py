@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import DataError, unknown_name
@@ -73,7 +72,7 @@ def describe(name: str) -> DataSet:
     """The entry of a named data set, or one made from the folder at the path `name`."""
     if name in DATA_SETS:
         return DATA_SETS[name]
-    if Path(name).expanduser().is_dir():
+    if os.path.isdir(os.path.expanduser(name)):
         from .photographs import open_folder  # it needs numpy, which a look at the table does not
 
         folder = open_folder(name)

@@ -15,7 +15,7 @@ def search_path() -> list[Path]:
     """The folders that are searched, in order; what is fetched goes into the first."""
     given = os.environ.get("SKIPINIT_DATA")
     cache = platformdirs.user_cache_path("skipinit")
-    return [Path(given).expanduser(), cache] if given else [cache]
+    return [Path(os.path.expanduser(given)), cache] if given else [cache]
 
 
 def find(*names: str) -> Path | None:

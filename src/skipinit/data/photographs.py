@@ -63,7 +63,7 @@ class ImageFolder:
 
 def open_folder(name: str = "imagenet") -> ImageFolder:
     """List the images of `imagenet`, found on the search path, or of the folder at the path `name`."""
-    root = find("imagenet") if name == "imagenet" else Path(name).expanduser()
+    root = find("imagenet") if name == "imagenet" else Path(os.path.expanduser(name))
     if root is None:
         looked = " or ".join(str(place / "imagenet") for place in search_path())
         raise DataError(

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ..config import ModelConfig, TheoryConfig
-from ..errors import ConfigError, DataError
+from ..errors import ConfigError, DataError, system_errors_explained
 from .architectures import THEORY_NETWORKS, find_architecture
 from .blocks import ResidualNet
 from .layers import Layers, he, lecun, scale_by_depth, zero_last
@@ -87,6 +87,7 @@ def _initialize(net: ResidualNet, design: Design, generator: torch.Generator | N
         zero_last(branches)
 
 
+@system_errors_explained()
 def from_pretrained(folder: str | Path) -> ResidualNet:
     """Load a network that `save_pretrained` wrote; reads JSON and safetensors, runs nothing."""
     folder = Path(folder)

@@ -8,15 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load
 from safetensors.torch import save as serialize
 from torch import Tensor, nn
 
 from ..config import ModelConfig, TheoryConfig, model_from_dict, to_dict
 from ..errors import DataError
-from ..files import write_whole
+from ..files import read_whole, write_whole
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
+_FILES = f"a saved model has {CONFIG} and {WEIGHTS}"
 _FORMAT = "skipinit-model-1"
 _FROM_DICT: dict[str, Callable[[dict[str, Any]], ModelConfig | TheoryConfig]] = {
     "image": model_from_dict,
@@ -37,9 +38,7 @@ def read_config(folder: Path) -> ModelConfig | TheoryConfig:
     """The config in the folder, or one line that says why there is none."""
     path = folder / CONFIG
     try:
-        content = json.loads(path.read_text())
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read; a saved model has {CONFIG} and {WEIGHTS}") from error
+        content = json.loads(read_whole(path, _FILES))
     except ValueError as error:
         raise DataError(f"{path}: is not JSON, the file is damaged; {error}") from error
     if not isinstance(content, dict) or content.get("format") != _FORMAT:
@@ -54,9 +53,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     """The tensors in the folder, or one line that says what is wrong with them."""
     path = folder / WEIGHTS
     try:
-        return load_file(path)
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read; a saved model has {CONFIG} and {WEIGHTS}") from error
+        return load(read_whole(path, _FILES))
     except SafetensorError as error:
         raise DataError(f"{path}: is damaged; {error}") from error
 

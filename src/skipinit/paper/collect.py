@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import TrainConfig
-from ..errors import ConfigError, DataError
+from ..errors import ConfigError, DataError, system_errors_explained
 from ..sweeping.exchange import read_results
 from ..sweeping.store import FILE, open_store
 from ..training.records import Trial
@@ -140,6 +140,7 @@ def _lend(result: Result, label: str) -> Result:
     return replace(result, reservation=", ".join(filter(None, (result.reservation, f"under {label}"))))
 
 
+@system_errors_explained()
 def claims(folders: str | Path | Iterable[str | Path]) -> list[JudgedClaim]:
     """Say which statements of the paper hold in what was measured, which do not, and which are open.
 

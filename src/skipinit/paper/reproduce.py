@@ -9,7 +9,8 @@ from ..config import Precision
 from ..data.catalog import describe
 from ..data.images import load
 from ..data.photographs import open_folder
-from ..errors import ConfigError, unknown_name
+from ..errors import ConfigError, system_errors_explained, unknown_name
+from ..files import check_folder
 from ..sweeping.engine import Outcome, run_sweep
 from ..training.world import find_device
 from .cells import make_grid, plan_cells
@@ -18,6 +19,7 @@ from .presets import find_preset
 from .theory_figures import measure_probes
 
 
+@system_errors_explained()
 def reproduce(
     names: str | Sequence[str],
     out: str | Path = "results",
@@ -69,6 +71,7 @@ def reproduce(
         there = ", ".join(dict.fromkeys(cell.method.name for cell in planned))
         places = ", ".join(map(str, sorted({cell.at for cell in planned})))
         raise ConfigError(f"no cell is left of preset {preset}, which has {there} at {places}")
+    check_folder(Path(out))
     for data in sorted({cell.config.data for cell in cells}):
         _require(data)
     probes = list(dict.fromkeys(name for exhibit in exhibits for name in exhibit.probes))

@@ -14,6 +14,7 @@ import jinja2
 import markupsafe
 
 from .. import __version__
+from ..errors import system_errors_explained
 from ..files import write_whole
 from ..paper.claims import CLAIMS
 from ..paper.claims.claim import ClaimState
@@ -24,6 +25,7 @@ from .curves import draw_probe, draw_sweep
 from .tables import ResultTable, make_table
 
 
+@system_errors_explained()
 def report(folders: str | Path | Iterable[str | Path], out: str | Path = "report.html") -> Path:
     """Write one HTML file: tables, figures and claims of the paper beside what was measured.
 

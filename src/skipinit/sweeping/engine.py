@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ..config import TrainConfig
-from ..errors import ConfigError, unknown_name
+from ..errors import ConfigError, system_errors_explained, unknown_name
 from ..training.checkpoint import Checkpoints
 from ..training.control import Bar, Stop, steps_bar, stopped_by_signals
 from ..training.protocol import identity
@@ -125,6 +125,7 @@ class Engine(Protocol):
         """Give every trial its result, or its failure, recorded by the keeper; until asked to stop."""
 
 
+@system_errors_explained()
 def sweep(
     axes: Mapping[str, object] | str | Path,
     out: str | Path,

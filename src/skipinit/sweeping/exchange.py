@@ -15,7 +15,7 @@ from typing import Any
 
 from ..config import to_dict
 from ..errors import DataError
-from ..files import write_whole
+from ..files import read_whole, write_whole
 from ..provenance import Provenance
 from ..training.protocol import identity, settled_from_dict
 from ..training.records import EpochRecord, Trial
@@ -91,9 +91,7 @@ def export_results(store: Store, path: Path, curves: bool = False) -> int:
 def read_results(path: Path) -> list[Entry]:
     """The trials of an exported file."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+        lines = read_whole(path).decode().splitlines()
     except UnicodeDecodeError:
         raise DataError(f"{path}: not a file that `skipinit store export` wrote") from None
     return [_entry(line, f"{path}, line {number}") for number, line in enumerate(_body(lines, path), start=2)]

@@ -22,6 +22,7 @@ from typing import Any
 
 from ..config import ModelConfig, TrainConfig, option_types
 from ..errors import ConfigError, unknown_name
+from ..files import read_whole
 from ..notation import read_value
 from ..training.protocol import identity, make_train_config, settle
 
@@ -117,9 +118,7 @@ def read_grid(path: Path) -> Grid:
     Parts are what a product cannot say: `alpha` for one scheme and not for another.
     """
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
+        table = tomllib.loads(read_whole(path).decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not a TOML file ({error})") from None
     parts = table.pop("part", [{}])

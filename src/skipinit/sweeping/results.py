@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, Literal
 
-from ..errors import ConfigError
+from ..errors import ConfigError, system_errors_explained
 from ..files import Holder
 from ..training.records import STATES, Trial
 from .grid import flatten
@@ -156,6 +156,7 @@ class CellResult:
     """Trials that raised: they have no result."""
 
 
+@system_errors_explained()
 def results(folder: str | Path, *, best: int | None = None, of: int | None = None) -> dict[str, list[Row]]:
     """The results of a sweep as rows: `trials`, and `cells` (all but rate and seed) for each metric.
 
@@ -269,6 +270,13 @@ class Progress:
     def trials(self) -> int:
         """How many trials there are."""
         return sum(self.counts.values())
+
+
+@system_errors_explained()
+def status(folder: str | Path) -> Progress:
+    """How far the sweep in `folder` is."""
+    with open_store(Path(folder)) as store:
+        return progress(store)
 
 
 def progress(store: Store, now: datetime | None = None) -> Progress:

@@ -20,7 +20,7 @@ import torch
 
 from ..config import TrainConfig, to_dict
 from ..data.catalog import describe
-from ..errors import ConfigError, DataError, SkipinitError
+from ..errors import ConfigError, DataError, SkipinitError, system_errors_explained
 from ..files import append_whole, write_whole
 from ..training.checkpoint import Checkpoints
 from ..training.control import Bar, Stop, steps_bar, stopped_by_signals
@@ -34,6 +34,7 @@ from .store import FILE, Store, Writer, open_store, open_writer
 from .trainer import Reporter, Workplace
 
 
+@system_errors_explained()
 def train(
     config: TrainConfig,
     out: str | Path | None = None,
@@ -292,6 +293,7 @@ class Evaluation:
     test_loss: float
 
 
+@system_errors_explained()
 def evaluate(folder: str | Path, *, device: str = "auto") -> Evaluation:
     """Measure the newest checkpoint of the run in a folder on the test set."""
     place = Workplace(World(find_device(device)))
@@ -302,6 +304,7 @@ def evaluate(folder: str | Path, *, device: str = "auto") -> Evaluation:
     return Evaluation(100 * right / data.test_size, loss / data.test_size)
 
 
+@system_errors_explained()
 def export(folder: str | Path, out: str | Path, *, onnx: bool = False) -> None:
     """Write a run's network as a folder for `from_pretrained`; with `onnx` also model.onnx (extra `onnx`)."""
     out = Path(out)

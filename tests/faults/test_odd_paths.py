@@ -1,0 +1,138 @@
+"""Every command, given every odd path: an exit code of 1 or 2, one line, and nothing half-written."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from skipinit.cli import main
+from skipinit.config import ModelConfig, TrainConfig
+from skipinit.sweeping.single import train
+
+READING = {
+    "evaluate": "evaluate {}",
+    "export": "export {} --out {good}/exported",
+    "status": "status {}",
+    "results": "results {}",
+    "claims": "claims {}",
+    "report": "report {} --out {good}/report.html",
+    "merge": "store merge {good}/merged {}",
+    "store export": "store export {} {good}/results.jsonl",
+    "import": "store import {good}/imported {}",
+    "grid": "sweep --file {} --out {good}/swept",
+    "grid, dry": "sweep --file {} --out {good}/swept --dry-run",
+    "photographs": "train resnet50_v2 --data {} --lr 0.1 --epochs 1 --batch-size 8 --out {good}/trained",
+}
+WRITING = {
+    "train": "train wrn16_2 --data digits --lr 0.1 --epochs 1 --batch-size 64 --out {}",
+    "sweep": "sweep wrn16_2 --data digits --lr 0.1 --epochs 1 --batch-size 64 --out {}",
+    "sweep, dry": "sweep wrn16_2 --data digits --lr 0.1 --epochs 1 --batch-size 64 --out {} --dry-run",
+    "reproduce": "reproduce table1 --preset smoke --out {}",
+    "demo": "demo --out {}",
+    "export --out": "export {run} --out {}",
+    "plot": "probe wrn16_2 --plot {}/picture.png",
+    "into": "store merge {} {run}",
+    "imported": "store import {} {file}",
+}
+WRITING_A_FILE = {
+    "results file": "store export {run} {}",
+    "page": "report {run} --out {}",
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of a second."""
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    config = TrainConfig(ModelConfig("wrn10_1", "skipinit"), "digits", lr=0.1, batch_size=256, epochs=1)
+    train(config, folder, device="cpu", progress=False)
+    return folder
+
+
+@pytest.fixture
+def odd() -> Iterator[dict[str, str]]:
+    """Paths that cannot be what is asked for, each with why."""
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name)
+        (root / "locked").mkdir(mode=0o000)
+        (root / "readonly").mkdir(mode=0o555)
+        (root / "file").write_text("text")
+        (root / "loop").symlink_to(root / "loop")
+        os.mkfifo(root / "fifo")
+        yield {
+            "a name too long": str(root / ("n" * 300)),
+            "a path too long": str(root / "/".join(["folder"] * 900)),
+            "a folder without permission": str(root / "locked"),
+            "inside a folder without permission": str(root / "locked" / "inside"),
+            "inside a folder that cannot be written": str(root / "readonly" / "inside"),
+            "inside a file": str(root / "file" / "inside"),
+            "a file": str(root / "file"),
+            "inside a loop of links": str(root / "loop" / "inside"),
+            "a loop of links": str(root / "loop"),
+            "a name that is not UTF-8": os.fsdecode(os.fsencode(root) + b"/locked/\xff\xfe"),
+            "a pipe": str(root / "fifo"),
+            "a device": "/dev/full",
+        }
+        for path in (root / "locked", root / "readonly"):
+            path.chmod(0o755)
+        shutil.rmtree(root / "locked")
+
+
+@contextmanager
+def bound_by_permissions() -> Iterator[None]:
+    """Root reads and writes everything; without these capabilities it meets what others meet."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    header = (ctypes.c_uint32 * 2)(0x20080522, 0)
+    sets = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable; then their upper halves
+    assert libc.capget(header, sets) == 0
+    before = sets[0]
+    sets[0] &= ~0b110  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
+    assert libc.capset(header, sets) == 0
+    try:
+        yield
+    finally:
+        sets[0] = before
+        assert libc.capset(header, sets) == 0
+
+
+@pytest.mark.parametrize("command", [*READING, *WRITING, *WRITING_A_FILE])
+def test_a_path_that_cannot_be_used_is_one_line(
+    command: str, odd: dict[str, str], run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kinds = READING | WRITING | WRITING_A_FILE
+    results = tmp_path / "results.jsonl"
+    assert main(["store", "export", str(run), str(results)]) == 0
+    (good := tmp_path / "good").mkdir()
+    capsys.readouterr()
+    for what, path in odd.items():
+        if command in WRITING_A_FILE and what in ("a file", "a loop of links"):
+            continue  # replaced, as asked
+        words = [word.format(path, good=good, run=run, file=results) for word in kinds[command].split()]
+        with bound_by_permissions():
+            code = main(words)
+        shown = capsys.readouterr()
+        assert code in (1, 2), f"{what}: exit code {code}, {shown}"
+        assert re.fullmatch(r"skipinit: .+\n", shown.err), f"{what}: {shown.err}"
+        assert list(good.iterdir()) == [], f"{what}: something was left behind"
+
+
+def test_output_that_cannot_be_written_is_one_line() -> None:
+    for command in (["models"], ["probe", "wrn16_2"], ["schemes", "--json"]):
+        with open("/dev/full", "w") as full:
+            process = subprocess.run(
+                [sys.executable, "-m", "skipinit", *command], stdout=full, stderr=subprocess.PIPE, text=True
+            )
+        assert process.returncode == 1
+        assert process.stderr == (
+            "skipinit: a file: cannot be used (No space left on device); make room and run it again\n"
+        )
