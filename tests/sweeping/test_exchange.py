@@ -151,6 +151,7 @@ def test_a_line_that_comes_twice_meets_itself(tmp_path: Path) -> None:
     with open_store(tmp_path / "a") as store:
         export_results(store, file)
     header, line = file.read_text().splitlines()
+    header = json.dumps({name: value for name, value in json.loads(header).items() if name != "sha256"})
     file.write_text(
         "\n".join([header, line, line, line.replace('"test_accuracy": 50.0', '"test_accuracy": 9.0')])
     )

@@ -20,6 +20,7 @@ import pytest
 from skipinit.config import ModelConfig, TrainConfig
 from skipinit.errors import DataError, SkipinitError
 from skipinit.provenance import Provenance
+from skipinit.sweeping.database import CHECKSUM_OF_EPOCH, CHECKSUM_OF_TRIAL
 from skipinit.sweeping.grid import expand
 from skipinit.sweeping.results import progress
 from skipinit.sweeping.store import FILE, LOCK, open_store, open_writer
@@ -299,8 +300,12 @@ def test_the_tables_have_the_fields_of_the_records(tmp_path: Path) -> None:
             table: [row[1] for row in connection.execute(f"PRAGMA table_info({table})")]
             for table in ("trials", "metrics")
         }
-    assert columns["trials"] == ["key", *(field.name for field in fields(Trial) if field.name != "last")]
-    assert columns["metrics"] == ["trial", *(field.name for field in fields(EpochRecord))]
+    of_trials = [field.name for field in fields(Trial) if field.name != "last"]
+    of_epochs = [field.name for field in fields(EpochRecord)]
+    assert columns["trials"] == ["key", *of_trials, "checksum"]
+    assert columns["metrics"] == ["trial", *of_epochs, "checksum"]
+    assert f"crc({', '.join(of_trials)})" == CHECKSUM_OF_TRIAL
+    assert f"crc({', '.join(of_epochs)})" == CHECKSUM_OF_EPOCH
 
 
 def test_files_that_are_no_stores(tmp_path: Path) -> None:

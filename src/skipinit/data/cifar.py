@@ -92,7 +92,7 @@ class Cifar:
     """Labels of an image in the order of a binary record; the last is the class."""
     forms: tuple[Form, ...]
     sha256: Mapping[str, str] = field(default_factory=dict)
-    """Of each file's binary form, where it is known: an unpacked folder has no checksum of its own."""
+    """Of each file's classes and pixels: an unpacked folder has no checksum of its own."""
 
 
 CIFAR10 = Cifar(
@@ -124,6 +124,10 @@ CIFAR100 = Cifar(
         Form("cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8", "cifar-100-binary", ".bin"),
         Form("cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85", "cifar-100-python", ""),
     ),
+    sha256={
+        "train": "103e455a52a1259c4e338e7117c3041c6fb2334ddc738ff84120fad5cdf22e11",
+        "test": "0ae4d4bc17deeb930f09b05f97b4c66b6e5c58cadd6bd9366d5d3f90bb4a6b3e",
+    },
 )
 
 

@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 from ..config import ModelConfig, TheoryConfig
-from ..errors import ConfigError, DataError, system_errors_explained
+from ..errors import ConfigError, system_errors_explained
 from .architectures import THEORY_NETWORKS, find_architecture
 from .blocks import ResidualNet
 from .layers import Layers, he, lecun, scale_by_depth, zero_last
 from .networks import resnet_v1, resnet_v2, theory_net, wide_resnet
-from .pretrained import load_weights, read_config, read_weights
+from .pretrained import load
 from .schemes import Design, resolve, settle
 
 _PARTS = {"wide-resnet": wide_resnet, "resnet-v2": resnet_v2, "resnet-v1": resnet_v1}
@@ -90,12 +90,9 @@ def _initialize(net: ResidualNet, design: Design, generator: torch.Generator | N
 @system_errors_explained()
 def from_pretrained(folder: str | Path) -> ResidualNet:
     """Load a network that `save_pretrained` wrote; reads JSON and safetensors, runs nothing."""
-    folder = Path(folder)
-    config, weights = read_config(folder), read_weights(folder)
-    try:
+
+    def build_empty(config: ModelConfig | TheoryConfig) -> ResidualNet:
         with torch.device("meta"):
-            model = build(config)
-    except ConfigError as error:
-        raise DataError(f"{folder}: its config is not one this version can build; {error}") from error
-    load_weights(model, weights, folder)
-    return model
+            return build(config)
+
+    return load(Path(folder), build_empty)

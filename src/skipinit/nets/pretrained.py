@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from safetensors import SafetensorError
-from safetensors.torch import load
+from safetensors.torch import load as deserialize
 from safetensors.torch import save as serialize
 from torch import Tensor, nn
 
 from ..config import ModelConfig, TheoryConfig, model_from_dict, to_dict
-from ..errors import DataError
+from ..errors import ConfigError, DataError
 from ..files import read_whole, write_whole
 
+Net = TypeVar("Net", bound=nn.Module)
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 _FILES = f"a saved model has {CONFIG} and {WEIGHTS}"
 _FORMAT = "skipinit-model-1"
@@ -28,37 +30,52 @@ _FROM_DICT: dict[str, Callable[[dict[str, Any]], ModelConfig | TheoryConfig]] = 
 def save(model: nn.Module, config: ModelConfig | TheoryConfig, folder: Path) -> None:
     """Write both files, each complete or not at all."""
     kind = "image" if isinstance(config, ModelConfig) else "theory"
-    text = json.dumps({"format": _FORMAT, "kind": kind, "model": to_dict(config)}, indent=2) + "\n"
-    weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
-    write_whole(folder / WEIGHTS, lambda file: file.write(serialize(weights)))
+    weights = serialize({name: tensor.contiguous() for name, tensor in model.state_dict().items()})
+    content = {"format": _FORMAT, "kind": kind, "model": to_dict(config)}
+    text = json.dumps({**content, "sha256": _checksum(content, weights)}, indent=2) + "\n"
+    write_whole(folder / WEIGHTS, lambda file: file.write(weights))
     write_whole(folder / CONFIG, lambda file: file.write(text.encode()))
 
 
-def read_config(folder: Path) -> ModelConfig | TheoryConfig:
-    """The config in the folder, or one line that says why there is none."""
-    path = folder / CONFIG
+def load(folder: Path, build: Callable[[ModelConfig | TheoryConfig], Net]) -> Net:
+    """The network in the folder, `build` from its config; or one line that says what is wrong with it."""
+    content, path = _read_content(folder / CONFIG), folder / WEIGHTS
+    weights = read_whole(path, _FILES)
+    try:
+        config = _FROM_DICT[content["kind"]](content["model"])
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{folder / CONFIG}: does not describe a model of this version; {error}") from error
+    try:
+        model = build(config)
+    except ConfigError as error:
+        raise DataError(f"{folder}: its config is not one this version can build; {error}") from error
+    try:
+        tensors = deserialize(weights)
+    except SafetensorError as error:
+        raise DataError(f"{path}: is damaged; {error}") from error
+    _load_weights(model, tensors, path)
+    # Folders of earlier versions have no checksum.
+    if content.pop("sha256", None) not in (None, _checksum(content, weights)):
+        raise DataError(f"{path}: is damaged, or not the file that {CONFIG} was written with (sha256)")
+    return model
+
+
+def _read_content(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(read_whole(path, _FILES))
     except ValueError as error:
         raise DataError(f"{path}: is not JSON, the file is damaged; {error}") from error
     if not isinstance(content, dict) or content.get("format") != _FORMAT:
         raise DataError(f"{path}: was not written by skipinit; it does not say format {_FORMAT}")
-    try:
-        return _FROM_DICT[content["kind"]](content["model"])
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise DataError(f"{path}: does not describe a model of this version; {error}") from error
+    return content
 
 
-def read_weights(folder: Path) -> dict[str, Tensor]:
-    """The tensors in the folder, or one line that says what is wrong with them."""
-    path = folder / WEIGHTS
-    try:
-        return load(read_whole(path, _FILES))
-    except SafetensorError as error:
-        raise DataError(f"{path}: is damaged; {error}") from error
+def _checksum(content: dict[str, Any], weights: bytes) -> str:
+    """Of everything that the folder says: flipped bits of weights would load like any others."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode() + weights).hexdigest()
 
 
-def load_weights(model: nn.Module, weights: dict[str, Tensor], folder: Path) -> None:
+def _load_weights(model: nn.Module, weights: dict[str, Tensor], path: Path) -> None:
     """Make the tensors the model's, after checking that they are exactly what it needs."""
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
@@ -66,10 +83,10 @@ def load_weights(model: nn.Module, weights: dict[str, Tensor], folder: Path) -> 
     if odd:
         name = odd[0]
         raise DataError(
-            f"{folder / WEIGHTS}: {len(odd)} tensors do not fit the model in {CONFIG}; "
+            f"{path}: {len(odd)} tensors do not fit the model in {CONFIG}; "
             f"{name} is {found.get(name, 'missing')}, expected {expected.get(name, 'none')}"
         )
     for name, tensor in weights.items():
         if not tensor.is_floating_point():
-            raise DataError(f"{folder / WEIGHTS}: {name} is {tensor.dtype}, expected a floating-point type")
+            raise DataError(f"{path}: {name} is {tensor.dtype}, expected a floating-point type")
     model.load_state_dict(weights, assign=True)

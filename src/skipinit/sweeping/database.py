@@ -6,6 +6,7 @@ import json
 import os
 import re
 import sqlite3
+import zlib
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
@@ -35,7 +36,8 @@ CREATE TABLE trials (
     provenance TEXT,
     started    TEXT,
     ended      TEXT,
-    seconds    REAL NOT NULL DEFAULT 0
+    seconds    REAL NOT NULL DEFAULT 0,
+    checksum   INTEGER
 );
 CREATE TABLE metrics (
     trial             INTEGER NOT NULL REFERENCES trials (key),
@@ -46,9 +48,30 @@ CREATE TABLE metrics (
     lr                REAL,
     images_per_second REAL,
     clean_train_loss  REAL,
+    checksum          INTEGER,
     PRIMARY KEY (trial, epoch)
 ) WITHOUT ROWID;
 """
+# SQLite notices a damaged page where its structure breaks; a number in it would change in silence.
+CHECKSUM_OF_TRIAL = (
+    "crc(id, config, state, step, reason, traceback, classes, provenance, started, ended, seconds)"
+)
+CHECKSUM_OF_EPOCH = (
+    "crc(epoch, train_loss, test_accuracy, test_loss, lr, images_per_second, clean_train_loss)"
+)
+_SEALS = "".join(
+    f"""
+CREATE TEMP TRIGGER seal_{table}_after_{event} AFTER {event} ON main.{table} BEGIN
+    UPDATE {table} SET checksum = {checksum} WHERE {row};
+END;
+"""
+    for table, checksum, row in (
+        ("trials", CHECKSUM_OF_TRIAL, "key = NEW.key"),
+        ("metrics", CHECKSUM_OF_EPOCH, "trial = NEW.trial AND epoch = NEW.epoch"),
+    )
+    for event in ("insert", "update")
+)
+"""Whatever the writer changes gets its checksum; triggers of its own connection cannot be forgotten."""
 
 
 def utc_now() -> str:
@@ -79,14 +102,16 @@ def connect(path: Path, *, write: bool) -> sqlite3.Connection:
             schema = _schema(connection, path)
             if schema < SCHEMA and not write:
                 with closing(connection) as old:
-                    connection = sqlite3.connect(":memory:", isolation_level=None)
+                    connection = _connect(":memory:")
                     old.backup(connection)
             for number in range(schema, SCHEMA):
                 with transaction(connection, path):
                     _MIGRATIONS[number](connection, path)
                     connection.execute("UPDATE meta SET value = ? WHERE name = 'schema'", (number + 1,))
+            _check_columns(connection, path)
             if write:
                 connection.execute("PRAGMA journal_mode = WAL")  # readers never wait, nor make anyone wait
+                connection.executescript(_SEALS)
                 # A commit is on the disk when it returns: a finished trial survives the loss of power.
                 connection.execute("PRAGMA synchronous = FULL")
         except BaseException:
@@ -104,7 +129,7 @@ def settle_files(connection: sqlite3.Connection) -> None:
 
 def _open(path: Path, mode: str) -> sqlite3.Connection:
     address = f"file:{quote(str(path.absolute()))}?mode={mode}"
-    connection = sqlite3.connect(address, uri=True, isolation_level=None, timeout=30)
+    connection = _connect(address)
     try:
         connection.execute("SELECT name FROM sqlite_master LIMIT 1")
     except sqlite3.OperationalError:
@@ -113,7 +138,13 @@ def _open(path: Path, mode: str) -> sqlite3.Connection:
             raise
         # WAL wants to write beside the file even to read it. In a folder that cannot be written nobody
         # else writes either, and then the file may be read as it is.
-        return sqlite3.connect(f"{address}&immutable=1", uri=True, isolation_level=None)
+        return _connect(f"{address}&immutable=1")
+    return connection
+
+
+def _connect(address: str) -> sqlite3.Connection:
+    connection = sqlite3.connect(address, uri=True, isolation_level=None, timeout=30)
+    connection.create_function("crc", -1, lambda *row: zlib.crc32(repr(row).encode()), deterministic=True)
     return connection
 
 
@@ -135,12 +166,24 @@ def _schema(connection: sqlite3.Connection, path: Path) -> int:
     return int(meta["schema"])
 
 
+def _check_columns(connection: sqlite3.Connection, path: Path) -> None:
+    """Damage can reach the tables' definitions, too."""
+    try:
+        connection.execute(f"SELECT key, checksum, {CHECKSUM_OF_TRIAL} FROM trials LIMIT 0")
+        connection.execute(f"SELECT trial, checksum, {CHECKSUM_OF_EPOCH} FROM metrics LIMIT 0")
+    except sqlite3.OperationalError as error:
+        raise damaged(path) from error
+
+
 def _settle_trials(connection: sqlite3.Connection, path: Path) -> None:
-    """From 1 to 2: the step at which a trial diverged, and one identity however a config is written.
+    """From 1 to 2: the step at which a trial diverged, checksums, and one identity however a config is written.
 
     Of trials that turn out to be the same one, the first that has a result stays.
     """
     connection.execute("ALTER TABLE trials ADD COLUMN step INTEGER")
+    connection.execute("ALTER TABLE trials ADD COLUMN checksum INTEGER")
+    connection.execute("ALTER TABLE metrics ADD COLUMN checksum INTEGER")
+    connection.execute(f"UPDATE metrics SET checksum = {CHECKSUM_OF_EPOCH}")
     rows = connection.execute(
         "SELECT key, config, reason FROM trials ORDER BY state NOT IN ('finished', 'diverged'), key"
     ).fetchall()
@@ -159,6 +202,7 @@ def _settle_trials(connection: sqlite3.Connection, path: Path) -> None:
         kept.add(id)
         values = id, json.dumps(to_dict(config), sort_keys=True), step_in(reason), key
         connection.execute("UPDATE trials SET id = ?, config = ?, step = ? WHERE key = ?", values)
+    connection.execute(f"UPDATE trials SET checksum = {CHECKSUM_OF_TRIAL}")
 
 
 def step_in(reason: str | None) -> int | None:
@@ -185,6 +229,7 @@ def transaction(connection: sqlite3.Connection, path: Path) -> Iterator[None]:
             raise
 
 
+_DAMAGED = "the file is damaged; take a backup, or import an export into a new folder"
 _REASONS = {
     sqlite3.SQLITE_FULL: "the disk is full; what was recorded is safe: make room and run it again",
     sqlite3.SQLITE_IOERR: "the disk is full or failing; what was recorded is safe: mend it and run it again",
@@ -193,8 +238,13 @@ _REASONS = {
     sqlite3.SQLITE_PERM: "it cannot be opened; look at the permissions of the file and its folder",
     sqlite3.SQLITE_BUSY: "another program keeps it locked; close that one and try again",
     sqlite3.SQLITE_NOTADB: "not a sweep store; it was written by another program",
-    sqlite3.SQLITE_CORRUPT: "the file is damaged; take a backup, or import an export into a new folder",
+    sqlite3.SQLITE_CORRUPT: _DAMAGED,
 }
+
+
+def damaged(path: Path) -> DataError:
+    """The error for a store whose content cannot be what was written."""
+    return DataError(f"{path}: {_DAMAGED}")
 
 
 @contextmanager
@@ -203,6 +253,8 @@ def explained(path: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:
+        if "decode to UTF-8" in str(error) or "user-defined function" in str(error):  # text that is none
+            raise damaged(path) from error
         primary_code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         if primary_code not in _REASONS:
             raise

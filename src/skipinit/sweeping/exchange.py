@@ -6,6 +6,7 @@ written so that they read back exactly, and the same results give the same file,
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -82,8 +83,8 @@ def export_results(store: Store, path: Path, curves: bool = False) -> int:
     """Write every trial that has a result, with its last epoch or its whole curve; how many."""
     results = [trial for trial in store.trials() if trial.has_result]
     lines = sorted(_line(trial, store.curve(trial.id)[:-1] if curves else []) for trial in results)
-    header = json.dumps({"format": "skipinit results", "version": FORMAT, "curves": curves})
-    text = "\n".join([header, *lines, ""])
+    header = {"format": "skipinit results", "version": FORMAT, "curves": curves, "sha256": _checksum(lines)}
+    text = "\n".join([json.dumps(header), *lines, ""])
     write_whole(path, lambda file: file.write(text.encode()))
     return len(lines)
 
@@ -94,20 +95,32 @@ def read_results(path: Path) -> list[Entry]:
         lines = read_whole(path).decode().splitlines()
     except UnicodeDecodeError:
         raise DataError(f"{path}: not a file that `skipinit store export` wrote") from None
-    return [_entry(line, f"{path}, line {number}") for number, line in enumerate(_body(lines, path), start=2)]
+    checksum, body = _open(lines, path)
+    found = [_entry(line, f"{path}, line {number}") for number, line in enumerate(body, start=2)]
+    if checksum not in (None, _checksum(body)):
+        raise DataError(
+            f"{path}: is damaged or was edited (sha256); take it as it was exported, or remove sha256 from "
+            "its first line if you edited it on purpose"
+        )
+    return found
 
 
-def _body(lines: list[str], path: Path) -> list[str]:
+def _open(lines: list[str], path: Path) -> tuple[str | None, list[str]]:
+    """Checksum and body; earlier versions wrote no checksum."""
     try:
         header = json.loads(lines[0])
-        known = header["format"] == "skipinit results"
+        known, version = header["format"] == "skipinit results", header["version"]
     except (IndexError, ValueError, KeyError, TypeError):
         known = False
     if not known:
         raise DataError(f"{path}: not a file that `skipinit store export` wrote")
-    if header["version"] != FORMAT:
-        raise DataError(f"{path}: format {header['version']} is not known; this version reads {FORMAT}")
-    return lines[1:]
+    if version != FORMAT:
+        raise DataError(f"{path}: format {version} is not known; this version reads {FORMAT}")
+    return header.get("sha256"), lines[1:]
+
+
+def _checksum(lines: Sequence[str]) -> str:
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def _line(trial: Trial, earlier: Sequence[EpochRecord]) -> str:

@@ -21,21 +21,32 @@ from ..files import Holder, holder, make_folder, writer_lock
 from ..provenance import Provenance
 from ..training.protocol import identity, settle
 from ..training.records import EpochRecord, State, Trial
-from .database import connect, create, explained, settle_files, transaction, utc_now
+from .database import (
+    CHECKSUM_OF_EPOCH,
+    CHECKSUM_OF_TRIAL,
+    connect,
+    create,
+    damaged,
+    explained,
+    settle_files,
+    transaction,
+    utc_now,
+)
 
 FILE = "sweep.sqlite"
 LOCK = "sweep.lock"
 
 # Columns are named in the order of the fields of `Trial` and `EpochRecord`, which a test keeps equal.
-_SELECT_TRIALS = """
-SELECT t.id, t.config, t.state, t.step, t.reason, t.traceback, t.classes, t.provenance, t.started, t.ended,
-       t.seconds,
-       m.epoch, m.train_loss, m.test_accuracy, m.test_loss, m.lr, m.images_per_second, m.clean_train_loss
+_SELECT_TRIALS = f"""
+SELECT id, config, state, step, reason, traceback, classes, provenance, started, ended, seconds,
+       epoch, train_loss, test_accuracy, test_loss, lr, images_per_second, clean_train_loss,
+       t.checksum IS {CHECKSUM_OF_TRIAL} AND (epoch IS NULL OR m.checksum IS {CHECKSUM_OF_EPOCH})
 FROM trials t LEFT JOIN metrics m
     ON m.trial = t.key AND m.epoch = (SELECT max(epoch) FROM metrics WHERE trial = t.key)
 """
-_SELECT_CURVE = """
-SELECT epoch, train_loss, test_accuracy, test_loss, lr, images_per_second, clean_train_loss
+_SELECT_CURVE = f"""
+SELECT epoch, train_loss, test_accuracy, test_loss, lr, images_per_second, clean_train_loss,
+       checksum IS {CHECKSUM_OF_EPOCH}
 FROM metrics WHERE trial = (SELECT key FROM trials WHERE id = ?) ORDER BY epoch
 """
 _PUT_TRIAL = """
@@ -73,18 +84,22 @@ class Store:
     def trials(self) -> list[Trial]:
         """All trials in the order they were added, as of one instant."""
         with explained(self.path):
-            return [_trial(row) for row in self._connection.execute(f"{_SELECT_TRIALS} ORDER BY t.key")]
+            rows = self._connection.execute(f"{_SELECT_TRIALS} ORDER BY t.key").fetchall()
+        return [self._trial(row) for row in rows]
 
     def trial(self, id: str) -> Trial | None:
         """The trial of that identity, if the store has it."""
         with explained(self.path):
             row = self._connection.execute(f"{_SELECT_TRIALS} WHERE t.id = ?", (id,)).fetchone()
-        return _trial(row) if row else None
+        return self._trial(row) if row else None
 
     def curve(self, id: str) -> list[EpochRecord]:
         """Every recorded epoch of a trial."""
         with explained(self.path):
-            return [EpochRecord(*row) for row in self._connection.execute(_SELECT_CURVE, (id,))]
+            rows = self._connection.execute(_SELECT_CURVE, (id,)).fetchall()
+        if not all(whole for *_, whole in rows):
+            raise damaged(self.path)
+        return [EpochRecord(*row[:-1]) for row in rows]
 
     def meta(self) -> dict[str, Any]:
         """Schema, version, commit and time of creation; pace of the last writer."""
@@ -95,6 +110,15 @@ class Store:
         """Who writes to it now."""
         return holder(self.path.with_name(LOCK))
 
+    def _trial(self, row: Sequence[Any]) -> Trial:
+        *columns, whole = row
+        trial = _read_trial(columns) if whole else None
+        if trial is None or (
+            trial.state == "finished" and (trial.last is None or trial.last.epoch != trial.config.epochs)
+        ):
+            raise damaged(self.path)
+        return trial
+
 
 class Writer(Store):
     """What the one writer can do besides."""
@@ -102,10 +126,11 @@ class Writer(Store):
     def add(self, configs: Iterable[TrainConfig]) -> int:
         """Add the trials that are not there yet; how many were new."""
         rows = [(identity(config), _json(to_dict(settle(config)))) for config in configs]
-        before = self._connection.total_changes
         with transaction(self._connection, self.path):
-            self._connection.executemany("INSERT OR IGNORE INTO trials (id, config) VALUES (?, ?)", rows)
-        return self._connection.total_changes - before
+            added = self._connection.executemany(
+                "INSERT OR IGNORE INTO trials (id, config) VALUES (?, ?)", rows
+            )
+        return added.rowcount
 
     def start(self, id: str, provenance: Provenance, classes: int, epochs_done: int = 0) -> None:
         """The trial runs, for the first time or on from a checkpoint after `epochs_done`: later epochs go."""
@@ -210,7 +235,7 @@ def _json(content: object) -> str:
     return json.dumps(content, sort_keys=True)
 
 
-def _trial(row: Sequence[Any]) -> Trial:
+def _read_trial(row: Sequence[Any]) -> Trial:
     id, config, state, step, reason, traceback, classes, origin, started, ended, seconds = row[
         :_TRIAL_COLUMNS
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,6 +31,9 @@ def pack_state(run: Run, seconds: float) -> bytes:
 def unpack_state(file: Path | BinaryIO, name: str) -> tuple[RunState, float]:
     """State and seconds of a checkpoint; DataError, with its name, if damaged or of another version."""
     try:
+        with zipfile.ZipFile(file) as archive:  # torch does not look at the checksums that it writes
+            if damaged := archive.testzip():
+                raise DataError(f"checksum of {damaged}")
         # Mapped: to ask for a position must not read a deep network's weights.
         saved = torch.load(file, map_location="cpu", weights_only=True, mmap=isinstance(file, Path))
         version = saved.get("version") if saved.get("format") == FORMAT else 1

@@ -1,0 +1,126 @@
+"""Random damage to every kind of file: it is found and named, or what is read is what was written.
+
+`SKIPINIT_TORTURE=1000` tries so many damages of each kind; the seed of each is in the failure's message.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import skipinit
+from skipinit.cli import main
+from skipinit.config import ModelConfig, TrainConfig
+from skipinit.errors import SkipinitError
+from skipinit.nets.create import from_pretrained
+from skipinit.sweeping.exchange import read_results
+from skipinit.sweeping.single import evaluate, train
+from skipinit.training.checkpoint import unpack_state
+from skipinit.training.control import Stop
+
+TRIES = int(os.environ.get("SKIPINIT_TORTURE", "40"))
+
+
+class _AtOnce(Stop):
+    @property
+    def requested(self) -> bool:
+        return True
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run, one stopped after a step, their export and a saved network."""
+    root = tmp_path_factory.mktemp("whole")
+    config = TrainConfig(ModelConfig("wrn10_1", "skipinit"), "digits", lr=0.1, batch_size=512, epochs=1)
+    train(config, root / "run", device="cpu", progress=False)
+    train(config, root / "stopped", device="cpu", progress=False, stop=_AtOnce())
+    skipinit.create_model("wrn10_1", scheme="skipinit", seed=0).save_pretrained(root / "model")
+    assert main(["store", "export", str(root / "run"), str(root / "results.jsonl")]) == 0
+    return root
+
+
+def damage(content: bytes, generator: random.Random) -> bytes:
+    """Flip some bits, cut the end off, fill a stretch with zeros, or put a stretch elsewhere."""
+    size = len(content)
+    start, stop = sorted(generator.sample(range(size + 1), 2))
+    changed = bytearray(content)
+    match generator.randrange(4):
+        case 0:
+            for place in generator.choices(range(size), k=generator.choice([1, 1, 1, 8])):
+                changed[place] ^= 1 << generator.randrange(8)
+        case 1:
+            del changed[start:]
+        case 2:
+            changed[start:stop] = bytes(stop - start)
+        case 3:
+            changed[start:stop] = content[size - (stop - start) :]
+    return bytes(changed)
+
+
+def equal(one: Any, other: Any) -> bool:
+    """Deep equality, tensors and not-a-number included."""
+    if isinstance(one, torch.Tensor):
+        return isinstance(other, torch.Tensor) and torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(equal, one, other))
+    return bool(one == other)
+
+
+def read_model(path: Path) -> object:
+    model = from_pretrained(path.parent)
+    return model.config, dict(model.state_dict())
+
+
+def checkpoint_in(folder: Path) -> Path:
+    [path] = (folder / "checkpoints").iterdir()
+    return path
+
+
+KINDS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], object]]] = {
+    "checkpoint": (lambda root: checkpoint_in(root / "stopped"), lambda path: unpack_state(path, str(path))),
+    "export": (lambda root: root / "results.jsonl", read_results),
+    "weights": (lambda root: root / "model" / "model.safetensors", read_model),
+    "config": (lambda root: root / "model" / "config.json", read_model),
+    "store": (lambda root: root / "run" / "sweep.sqlite", lambda path: skipinit.results(path.parent)),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_damage_is_named_or_harmless(kind: str, whole: Path, tmp_path: Path) -> None:
+    find, read = KINDS[kind]
+    path = find(shutil.copytree(whole, tmp_path / "copy"))
+    content, expected = path.read_bytes(), read(path)
+    found = 0
+    for seed in range(TRIES):
+        path.write_bytes(damage(content, random.Random(seed)))
+        try:
+            result = read(path)
+        except SkipinitError as error:
+            line = str(error)
+        except BaseException as error:
+            raise AssertionError(f"seed {seed}: {type(error).__name__}: {error}") from error
+        else:
+            assert equal(result, expected), f"seed {seed}: read as something else"
+            continue
+        assert str(path.parent) in line, f"seed {seed}: {line}"
+        assert "\n" not in line, f"seed {seed}: {line}"
+        found += 1
+    assert found > TRIES / 2, "the damage is too mild to test anything"
+
+
+def test_a_damaged_checkpoint_is_never_evaluated(whole: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(whole / "stopped", tmp_path / "run")
+    path = checkpoint_in(run)
+    content = path.read_bytes()
+    path.write_bytes(content[:5000] + bytes([content[5000] ^ 1]) + content[5001:])
+    with pytest.raises(SkipinitError, match="is damaged"):
+        evaluate(run, device="cpu")
