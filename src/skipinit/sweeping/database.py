@@ -176,7 +176,7 @@ def _check_columns(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def _settle_trials(connection: sqlite3.Connection, path: Path) -> None:
-    """From 1 to 2: the step at which a trial diverged, checksums, and one identity however a config is written.
+    """From 1 to 2: the step at which a trial diverged, checksums, one identity however a config is written.
 
     Of trials that turn out to be the same one, the first that has a result stays.
     """

@@ -1,0 +1,137 @@
+"""Operations of the file layer fail, one after the other: one line, no stray file, the same result afterwards.
+
+`SKIPINIT_TORTURE` lets every one fail; without it some do.
+"""
+
+from __future__ import annotations
+
+import builtins
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pytest
+
+from skipinit import files
+from skipinit.config import ModelConfig, TrainConfig
+from skipinit.errors import SkipinitError
+from skipinit.reporting.page import report
+from skipinit.sweeping.exchange import export_results, read_results
+from skipinit.sweeping.single import export, train
+from skipinit.sweeping.store import open_store
+
+CONFIG = TrainConfig(ModelConfig("wrn10_1", "skipinit"), "digits", lr=0.1, batch_size=512, epochs=2)
+ERRORS = (errno.ENOSPC, errno.EIO, errno.EACCES, errno.EDQUOT)
+
+
+class FailingDisk:
+    """Stands in for `os` and `open` in the file layer; operation number `fails` raises instead."""
+
+    def __init__(self, fails: int | None = None) -> None:
+        self.operations = 0
+        self.fails = fails
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(os, name)
+
+    def _count(self) -> None:
+        self.operations += 1
+        if self.operations - 1 == self.fails:
+            code = ERRORS[self.fails % len(ERRORS)]
+            raise OSError(code, os.strerror(code))
+
+    def fsync(self, descriptor: int) -> None:
+        self._count()
+        os.fsync(descriptor)
+
+    def replace(self, source: Path, target: Path) -> None:
+        self._count()
+        os.replace(source, target)
+
+    def pwrite(self, descriptor: int, content: bytes, offset: int) -> int:
+        self._count()
+        return os.pwrite(descriptor, content, offset)
+
+    def open(self, path: Path, *arguments: Any) -> int:
+        self._count()
+        return os.open(path, *arguments)
+
+    def open_file(self, path: Any, mode: str) -> BinaryIO:
+        self._count()
+        file: BinaryIO = builtins.open(path, mode)  # type: ignore[assignment]  # noqa: SIM115
+        whole_write = file.write
+
+        def write(content: Any) -> int:
+            try:
+                self._count()
+            except OSError:
+                whole_write(bytes(content)[: len(content) // 2])  # a short write, then the error
+                raise
+            return whole_write(content)
+
+        return _Written(file, write) if "b" in mode and mode != "rb" else file
+
+
+class _Written:
+    """A file whose `write` is another; everything else is its own."""
+
+    def __init__(self, file: BinaryIO, write: Any) -> None:
+        self._file, self.write = file, write
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def __enter__(self) -> _Written:
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self._file.close()
+
+
+@contextmanager
+def disk(fails: int | None = None) -> Iterator[FailingDisk]:
+    failing = FailingDisk(fails)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "os", failing)
+        patch.setattr(files, "open", failing.open_file, raising=False)
+        yield failing
+
+
+def everything(root: Path) -> None:
+    """What writes: a training with its run files and checkpoints, a saved network, an export, a report."""
+    train(CONFIG, root / "run", device="cpu", progress=False)
+    export(root / "run", root / "model")
+    with open_store(root / "run") as store:
+        export_results(store, root / "results.jsonl", curves=True)
+    report([root / "run"], root / "report.html")
+
+
+def measured(root: Path) -> object:
+    [(trial, curve)] = read_results(root / "results.jsonl")
+    return [(epoch.train_loss, epoch.test_accuracy, epoch.test_loss) for epoch in curve], trial.config
+
+
+def names(root: Path) -> set[str]:
+    return {str(path.relative_to(root)) for path in root.rglob("*")}
+
+
+def test_every_failure_is_one_line_and_nothing_is_lost(tmp_path: Path) -> None:
+    whole = tmp_path / "whole"
+    with disk() as counted:
+        everything(whole)
+    expected, places = measured(whole), names(whole)
+    assert counted.operations > 20
+    step = 1 if "SKIPINIT_TORTURE" in os.environ else counted.operations // 5
+    for number in range(0, counted.operations, step):
+        root = tmp_path / f"failed-{number}"
+        with disk(fails=number), pytest.raises(SkipinitError) as raised:
+            everything(root)
+        line = str(raised.value)
+        assert str(root) in line, f"operation {number}: {line}"
+        assert "\n" not in line, f"operation {number}: {line}"
+        everything(root)
+        assert measured(root) == expected, f"operation {number}"
+        assert names(root) == places, f"operation {number}"
