@@ -17,6 +17,10 @@ class SkipinitError(Exception):
 
     exit_code = 1
 
+    def __str__(self) -> str:
+        """One line, whatever names it quotes: what could steer a terminal is written as an escape."""
+        return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in super().__str__())
+
 
 class ConfigError(SkipinitError, ValueError):
     """A value, name or combination that is not allowed: exit code 2."""
@@ -72,10 +76,9 @@ def system_errors_explained() -> Iterator[None]:
         raise
     except OSError as error:
         raise system_error(error) from error
-    except MemoryError as error:
-        raise SkipinitError("out of memory; use a smaller batch or network") from error
-
-
-def printable(text: str) -> str:
-    """The text on one line, with whatever could steer a terminal, or is no Unicode, written as an escape."""
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+    except (MemoryError, RuntimeError) as error:
+        # torch has a type of its own for a full GPU and none for a full machine.
+        said = str(error).lower()
+        if isinstance(error, RuntimeError) and "can't allocate memory" not in said and "overflow" not in said:
+            raise
+        raise SkipinitError("out of memory; use a smaller network or batch") from error

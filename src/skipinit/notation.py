@@ -86,7 +86,7 @@ def _read_text(kind: Any, text: str) -> object:
 def _check(kind: Any, value: object) -> object:
     """`value` as a `kind`; ValueError where it is none."""
     whole = isinstance(value, int) and not isinstance(value, bool)  # True is no number
-    if kind is int and whole:
+    if kind is int and whole and -(2**63) <= value < 2**63:  # type: ignore[operator]  # what torch can count
         return value
     if kind is float and (whole or isinstance(value, float)) and math.isfinite(number := float(value)):  # type: ignore[arg-type]
         return number + 0.0  # -0.0 becomes 0.0: they are equal, so they must look equal

@@ -1,4 +1,4 @@
-"""Operations of the file layer fail, one after the other: one line, no stray file, the same result afterwards.
+"""Operations of the file layer fail, one by one: one line, no stray file, the same result afterwards.
 
 `SKIPINIT_TORTURE` lets every one fail; without it some do.
 """

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from .. import __version__
-from ..errors import SkipinitError, printable, system_errors_explained
+from ..errors import SkipinitError, system_errors_explained
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.flush()  # a full disk is met here, not after the exit code is decided
             return code
     except SkipinitError as error:
-        print(f"skipinit: {printable(str(error))}", file=sys.stderr)
+        print(f"skipinit: {error}", file=sys.stderr)
         code = error.exit_code
     except KeyboardInterrupt:
         print("skipinit: interrupted", file=sys.stderr)

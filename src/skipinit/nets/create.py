@@ -21,6 +21,7 @@ from .schemes import Design, resolve, settle
 _PARTS = {"wide-resnet": wide_resnet, "resnet-v2": resnet_v2, "resnet-v1": resnet_v1}
 
 
+@system_errors_explained()
 def create_model(name: str, *, seed: int | None = None, **options: Any) -> ResidualNet:
     """Build and initialize a network.
 
