@@ -12,14 +12,19 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 
+def printable(text: str) -> str:
+    """The text with line breaks, and whatever else could steer a terminal, written as escapes."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+
+
 class SkipinitError(Exception):
     """A failure that the user can understand and mend: exit code 1."""
 
     exit_code = 1
 
     def __str__(self) -> str:
-        """One line, whatever names it quotes: what could steer a terminal is written as an escape."""
-        return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in super().__str__())
+        """One line, whatever names it quotes."""
+        return printable(super().__str__())
 
 
 class ConfigError(SkipinitError, ValueError):

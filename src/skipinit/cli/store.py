@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..config import ModelConfig, option_types
-from ..errors import ConfigError
+from ..errors import ConfigError, printable
 from ..notation import duration_text, rate_text
 from ..sweeping.exchange import Merged, entries, export_results
 from ..sweeping.exchange import merge as merge_into
@@ -226,7 +226,7 @@ def _told_apart(rows: Sequence[Row]) -> list[str]:
 
 
 def _axes(row: Row, names: Iterable[str]) -> list[str]:
-    return [rate_text(row[name]) if name == "lr" else str(row[name]) for name in names]
+    return [rate_text(row[name]) if name == "lr" else printable(str(row[name])) for name in names]
 
 
 def _print_columns(header: Sequence[str], body: Iterable[Sequence[str]]) -> None:
