@@ -241,5 +241,13 @@ class _DecodedSource:
 
 
 def _as_device_likes(images: Tensor) -> Tensor:
-    """A GPU's tensor cores read channels last."""
-    return images.contiguous(memory_format=torch.channels_last) if images.is_cuda else images
+    """A GPU's tensor cores read channels last; the CPU never gets that.
+
+    torch 2.13 on CPUs without AVX-512 corrupts the heap in the backward pass of a 1x1 convolution of stride 2
+    with fewer than 8 channels of a channels-last input. An image of one channel can have the strides of
+    both formats, so strides are compared, and `contiguous`, which would do nothing, is not asked.
+    """
+    if images.is_cuda:
+        return images.contiguous(memory_format=torch.channels_last)
+    plain = torch.empty(images.shape, device="meta").stride()
+    return images if images.stride() == plain else images.clone(memory_format=torch.contiguous_format)
