@@ -132,7 +132,7 @@ def _score(run: Run, batches: Iterator[Batch]) -> Tensor:
     score = torch.zeros(2, device=device, dtype=torch.float64)
     for images, labels in batches:
         with run.arithmetic():
-            logits = run.model(_as_device_likes(standardize(images.to(device)))).float()
+            logits = run.model(run.world.lay_out(standardize(images.to(device)))).float()
         here = labels.to(device)
         loss = summed_cross_entropy(logits, here)
         right = (logits.argmax(1) == here).sum()
@@ -174,7 +174,7 @@ class _DeviceSource:
         self.images, self.labels = data.images.train_images, data.images.train_labels
         _check_fit(config, data.entry.shape[0], data.entry.num_classes)
         self.steps_per_epoch = steps_per_epoch(data.train_size, config)
-        self.config = config
+        self.config, self.world = config, world
         self.padding, self.flips = (data.entry.padding, data.entry.flip) if config.augment else (0, False)
         device = self.images.device
         self.plan = torch.zeros(4, len(self.labels), dtype=torch.int64, device=device)
@@ -201,7 +201,7 @@ class _DeviceSource:
         if self.padding or self.flips:
             mode = self.config.crop_padding
             images = crop_flip(images, top, left, flip.bool(), padding=self.padding, mode=mode)
-        return _as_device_likes(images), self.labels[order]
+        return self.world.lay_out(images), self.labels[order]
 
 
 class _DecodedSource:
@@ -237,17 +237,4 @@ class _DecodedSource:
 
     def batch(self, step: Tensor) -> Batch:
         """The photographs come cropped and flipped."""
-        return _as_device_likes(standardize(self.images)), self.labels
-
-
-def _as_device_likes(images: Tensor) -> Tensor:
-    """A GPU's tensor cores read channels last; the CPU never gets that.
-
-    torch 2.13 on CPUs without AVX-512 corrupts the heap in the backward pass of a 1x1 convolution of stride 2
-    with fewer than 8 channels of a channels-last input. An image of one channel can have the strides of
-    both formats, so strides are compared, and `contiguous`, which would do nothing, is not asked.
-    """
-    if images.is_cuda:
-        return images.contiguous(memory_format=torch.channels_last)
-    plain = torch.empty(images.shape, device="meta").stride()
-    return images if images.stride() == plain else images.clone(memory_format=torch.contiguous_format)
+        return self.world.lay_out(standardize(self.images)), self.labels

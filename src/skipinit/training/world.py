@@ -38,6 +38,23 @@ class World:
         """Whether this process writes files and prints."""
         return self.rank == 0
 
+    @property
+    def memory_format(self) -> torch.memory_format:
+        """Of weights and images: channels last for a GPU's tensor cores, on the CPU never.
+
+        torch 2.13 corrupts the heap on CPUs without AVX-512, in the backward pass of a 1x1 convolution of
+        stride 2, if weights or images are channels last and the images have fewer than 8 channels.
+        """
+        return torch.channels_last if self.device.type == "cuda" else torch.contiguous_format
+
+    def lay_out(self, images: Tensor) -> Tensor:
+        """Images in the memory format of the device."""
+        if self.device.type == "cuda":
+            return images.contiguous(memory_format=self.memory_format)
+        # Strides are compared, because one channel is contiguous with those of channels last, too.
+        plain = torch.empty(images.shape, device="meta").stride()
+        return images if images.stride() == plain else images.clone(memory_format=self.memory_format)
+
     def share(self, batch: Tensor) -> Tensor:
         """This process's contiguous part of a global batch."""
         return batch.tensor_split(self.size)[self.rank] if self.size > 1 else batch
