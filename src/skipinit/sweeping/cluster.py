@@ -24,6 +24,7 @@ from ..errors import ConfigError, SkipinitError
 from ..training.control import Stop
 from ..training.records import Event
 from .dispatch import Dispatcher, Keeper, Lost, Task
+from .engine import Engine
 from .packs import split
 from .trainer import Options, Share, train_share
 
@@ -63,15 +64,15 @@ def stream_share(share: Share, rung: list[Any]) -> Iterator[Event]:
 
 
 @contextmanager
-def open_cluster(device: str) -> Iterator[Cluster]:
-    """The cluster that RAY_ADDRESS names, once it is known to have such a device."""
+def open_cluster(device: str) -> Iterator[Engine]:
+    """Train on the cluster that RAY_ADDRESS names, once it is known to have such a device."""
     if device not in ("auto", "cpu", "cuda"):
         raise ConfigError(f"device {device!r} cannot be chosen on a cluster; give auto, cpu or cuda")
     joined_already = ray.is_initialized()
     if not joined_already:
         _join(os.environ.get("RAY_ADDRESS") or "auto")
     try:
-        yield Cluster(_choose_resource(device))
+        yield Cluster(_choose_resource(device)).train
     finally:
         if not joined_already:
             with _printing_nothing():

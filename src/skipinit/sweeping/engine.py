@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+
+import torch
 
 from ..config import TrainConfig
 from ..errors import ConfigError, system_errors_explained, unknown_name
 from ..training.checkpoint import Checkpoints
 from ..training.control import Stop, steps_bar, stopped_by_signals
 from ..training.protocol import identity
-from ..training.records import Emit, Trial
+from ..training.records import Emit
 from ..training.sources import open_data
 from ..training.world import find_device, open_device
 from .dispatch import Dispatcher, Keeper
@@ -25,32 +27,32 @@ from .trainer import Options, Trainer, Workplace
 from .workers import open_workers, workers_at_once
 
 
-class Local:
-    """This machine: a GPU, or a process for every core. One that would be alone is this process itself."""
-
-    def __init__(self, device: str) -> None:
-        self.device = find_device(device)
-
-    def train(
-        self, groups: Sequence[Sequence[TrainConfig]], options: Options, keeper: Keeper, stop: Stop
-    ) -> None:
-        """Give every trial its result, or its failure, until asked to stop."""
-        shares = [share for members in groups for share in split(members, options.pack_size or 1)]
-        count = min(len(shares), workers_at_once()) if self.device.type == "cpu" else 1
-        if count > 1:
-            with open_workers(count) as workers:
-                # While they start: what is missing is fetched once, or said before a trial has begun.
-                for name in dict.fromkeys(configs[0].data for configs in groups):
-                    open_data(name, self.device)
-                Dispatcher(workers, options, keeper).train(shares, stop)
-            return
-        with open_device(self.device) as world:
-            trainer = Trainer(Workplace(world), options, keeper.checkpoints.load_if_whole, keeper.take, stop)
-            for members in groups:
-                trainer.train(members)
+def train_here(
+    device: torch.device,
+    groups: Sequence[Sequence[TrainConfig]],
+    options: Options,
+    keeper: Keeper,
+    stop: Stop,
+) -> None:
+    """Train on a GPU, or on the CPU in a process for every core; what would be alone runs in this one."""
+    shares = [share for members in groups for share in split(members, options.pack_size or 1)]
+    count = min(len(shares), workers_at_once()) if device.type == "cpu" else 1
+    if count > 1:
+        with open_workers(count) as workers:
+            # While they start: what is missing is fetched once, or said before a trial has begun.
+            for name in dict.fromkeys(members[0].data for members in groups):
+                open_data(name, device)
+            Dispatcher(workers, options, keeper).train(shares, stop)
+        return
+    with open_device(device) as world:
+        trainer = Trainer(Workplace(world), options, keeper.checkpoints.load_if_whole, keeper.take, stop)
+        for members in groups:
+            trainer.train(members)
 
 
 ENGINES = ("local", "ray")
+Engine = Callable[[Sequence[Sequence[TrainConfig]], Options, Keeper, Stop], None]
+"""Gives every trial of some groups its result, or its failure, through the keeper; until asked to stop."""
 
 
 @dataclass(frozen=True)
@@ -63,15 +65,6 @@ class Outcome:
     """Trials that raised."""
     left: int
     """Trials that still owe a result."""
-
-
-class Engine(Protocol):
-    """Where packs run."""
-
-    def train(
-        self, groups: Sequence[Sequence[TrainConfig]], options: Options, keeper: Keeper, stop: Stop
-    ) -> None:
-        """Give every trial its result, or its failure, recorded by the keeper; until asked to stop."""
 
 
 @system_errors_explained()
@@ -131,38 +124,27 @@ def run_sweep(
 ) -> Outcome:
     """Train every trial of the grid that has no result yet; the same call goes on where one ended.
 
-    Args:
+    Args: those of `sweep`, and:
         grid: the trials.
-        out: folder of the sweep: its store and its checkpoints.
-        device: `auto`, `cpu`, `cuda` or `cuda:N`.
-        engine: `local`, or `ray` for the cluster that RAY_ADDRESS names (extra `cluster`).
-        time_limit: seconds after which to stop in good order.
-        pack_size: trials that step together; measured if not given.
         checkpoint_seconds: least time between two checkpoints of a pack.
-        progress: show a bar where standard error is a terminal.
         stop: asks for an early end, besides signals and the time limit.
-        observer: called with every event once it is kept: a trial has started, an epoch, a result.
     """
     if pack_size is not None and pack_size < 1:
         raise ConfigError(f"pack_size {pack_size} is not allowed; it must be 1 or more")
     stop = stop or Stop(time_limit)
     wanted = {identity(config) for config in grid.trials}
-    with _open_engine(engine, device) as where, open_writer(out) as writer, stopped_by_signals(stop):
+    with _open_engine(engine, device) as train, open_writer(out) as writer, stopped_by_signals(stop):
         writer.add(grid.trials)
-        owing = [trial.config for trial in writer.trials() if _owes(trial, wanted)]
+        # A trial that raised is tried again: what made it raise may have been mended.
+        owing = [trial.config for trial in writer.trials() if trial.id in wanted and not trial.has_result]
         with steps_bar(sum(config.epochs for config in owing), progress) as bar:
             bar.update(0, "epochs of all trials")
             keeper = Keeper(writer, Checkpoints(out / "checkpoints"), bar, owing, observer=observer)
-            where.train(keeper.groups(owing), Options(pack_size, checkpoint_seconds), keeper, stop)
+            train(keeper.groups(owing), Options(pack_size, checkpoint_seconds), keeper, stop)
         states = [trial.state for trial in writer.trials() if trial.id in wanted]
     results = sum(state in ("finished", "diverged") for state in states)
     failures = states.count("failed")
     return Outcome(results, failures, len(states) - results - failures)
-
-
-def _owes(trial: Trial, wanted: set[str]) -> bool:
-    """A trial that raised is tried again: what made it raise may have been mended."""
-    return trial.id in wanted and not trial.has_result
 
 
 def _open_engine(name: str, device: str) -> AbstractContextManager[Engine]:
@@ -170,7 +152,7 @@ def _open_engine(name: str, device: str) -> AbstractContextManager[Engine]:
     if name not in ENGINES:
         raise unknown_name("engine", name, ENGINES)
     if name == "local":
-        return nullcontext(Local(device))
+        return nullcontext(partial(train_here, find_device(device)))
     if importlib.util.find_spec("ray") is None:
         raise ConfigError("engine ray needs the package ray; pip install 'skipinit[cluster]'")
     from .cluster import open_cluster

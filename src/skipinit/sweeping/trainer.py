@@ -14,9 +14,8 @@ from io import BytesIO
 
 from ..config import TrainConfig
 from ..data.catalog import describe
-from ..errors import DataError
 from ..provenance import Provenance
-from ..training.checkpoint import RunState, pack_state, unpack_state
+from ..training.checkpoint import RunState, pack_state, unpack_if_whole
 from ..training.control import Stop
 from ..training.loop import train_together
 from ..training.protocol import identity
@@ -58,10 +57,7 @@ def train_share(share: Share, emit: Emit, stop: Stop) -> None:
     contents = dict(share.contents)
 
     def load(id: str) -> tuple[RunState | None, float]:
-        try:
-            return unpack_state(BytesIO(contents[id]), id) if contents[id] else (None, 0.0)
-        except DataError:  # damaged: the trial is not lost, only its head start
-            return None, 0.0
+        return unpack_if_whole(BytesIO(contents[id]), id) if contents[id] else (None, 0.0)
 
     def remember(event: Event) -> None:
         if isinstance(event, Kept):  # should the pack raise, each of its trials goes on from here
