@@ -1,8 +1,9 @@
-"""Many trainings on one GPU, side by side: packs, the eager loop, and several eager processes at once.
+"""Many trainings side by side: packs on a GPU against eager loops and processes; processes on a CPU's cores.
 
     python benchmarks/sweep.py --json results/sweep-speed.json
     python benchmarks/sweep.py --only wrn16_2 spread --seconds 2
-    python benchmarks/sweep.py --device cpu                      # tiny settings, to see that the code runs
+    python benchmarks/sweep.py --device cpu --only cores         # trials per minute, quiet and busy
+    python benchmarks/sweep.py --device cpu                      # the rest in tiny settings: does it run?
 
 Images/s are summed over all runs: the median of seven groups of steps (three windows for processes), with the
 slowest and the fastest. The eager loop is that of train.py, what a step must take at least is counted in
@@ -25,6 +26,7 @@ from typing import Any
 import torch
 from bench import SCHEMES, Bench, Row, speed_row
 from bounds import count_bounds
+from cores import measure_cores
 from processes import measure_processes
 from rich.console import Console
 from rich.table import Table
@@ -57,7 +59,9 @@ def make_parts(bench: Bench) -> list[Part]:
 
     plan, processes, steps = (ON_GPU, 8, 200) if bench.on_gpu else (ON_CPU, 2, 10)
     small = plan[0][0]
+    cores: list[Part] = [("cores", "cores", lambda: measure_cores(bench, "wrn16_1"))]
     return [
+        *([] if bench.on_gpu else cores),
         *(packs(*each) for each in plan[:2]),
         ("eager", "eager loops", lambda: measure_eager(bench, small, processes)),
         ("spread", "spread", lambda: measure_spread(bench, small, steps)),
@@ -141,8 +145,21 @@ def largest_difference(one: Tensor, other: Tensor) -> float:
     return float(((one - other).abs() / one.abs()).max())
 
 
+def show_cores(rows: Sequence[Row], console: Console) -> None:
+    table = Table("network", "scheme", "way", "beside", box=None, pad_edge=False)
+    for header in ("trials/min", "of one at a time"):
+        table.add_column(header, justify="right")
+    for row in rows:
+        beside = "a busy process" if row["busy_processes_beside"] else "nothing"
+        numbers = f"{row['trials_per_minute']:.1f}", f"{row['of_one_at_a_time']:.2f} x"
+        table.add_row(row["network"], row["scheme"], row["way"], beside, *numbers)
+    console.print(table)
+
+
 def show(content: dict[str, Any]) -> None:
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
+    if content["cores"]:
+        show_cores(content["cores"], console)
     table = Table("network", "scheme", "way", box=None, pad_edge=False)
     numbers = ("images/s", "slowest", "fastest", "GiB", "kernels", "bound", "is", "of ms")
     for header in numbers:
@@ -156,7 +173,8 @@ def show(content: dict[str, Any]) -> None:
         if bound := row.get("nearest_bound"):
             cells += [bound, f"{row['bounds_ms'][bound]:.3f}", f"{row['ms_per_step']:.3f}"]
         table.add_row(*cells)
-    console.print(table)
+    if content["rows"]:
+        console.print(table)
     for row in content["spread"]:
         console.print(
             f"{row['network']} {row['scheme']}, losses of {row['steps']} steps: two identical runs differ by "
@@ -178,7 +196,7 @@ def main() -> None:
     )
     parser.add_argument("--device", default="auto")
     parser.add_argument("--seconds", type=float, default=1.0, help="measuring time per row")
-    parser.add_argument("--only", nargs="+", metavar="PART", help="some of: networks, eager, spread")
+    parser.add_argument("--only", nargs="+", metavar="PART", help="some of: cores, networks, eager, spread")
     parser.add_argument("--limit", type=float, default=165.0, help="seconds after which no part is begun")
     parser.add_argument("--json", type=Path, help="also write all numbers, with the machine, to this file")
     arguments = parser.parse_args()
@@ -192,7 +210,8 @@ def main() -> None:
     machine = Provenance.here(torch.cuda.get_device_name(device) if bench.on_gpu else "cpu")
     content: dict[str, Any] = {
         "command": " ".join(["python benchmarks/sweep.py", *sys.argv[1:]]), "ran_on": asdict(machine),
-        "data": bench.data.name, "precision": bench.precision, "rows": [], "spread": [], "left_out": [],
+        "data": bench.data.name, "precision": bench.precision,
+        "cores": [], "rows": [], "spread": [], "left_out": [],
     }  # fmt: skip
     for name, what, measure in parts:
         if arguments.only and name not in arguments.only:
@@ -202,7 +221,7 @@ def main() -> None:
             continue
         try:
             for row in measure():
-                content["spread" if name == "spread" else "rows"].append(row)
+                content[name if name in ("cores", "spread") else "rows"].append(row)
                 print(f"{time.monotonic() - began:6.1f} s  {json.dumps(row)}", file=sys.stderr, flush=True)
         except Exception as error:  # a part that fails must not cost the others
             content["left_out"].append(f"{what}: {type(error).__name__}: {error}")

@@ -1,10 +1,15 @@
-"""A sweep whose driver is killed at any instant ends with every result, once, as if left alone."""
+"""A sweep whose process or worker is killed at any instant ends with every result, once, as if left alone."""
 
 from __future__ import annotations
 
 import multiprocessing
+import os
 import random
 import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,9 +17,10 @@ from typing import Any
 import torch
 
 from skipinit.config import ModelConfig, TrainConfig
-from skipinit.sweeping.engine import run_sweep
+from skipinit.sweeping import workers
+from skipinit.sweeping.engine import Outcome, run_sweep
 from skipinit.sweeping.grid import Grid
-from skipinit.sweeping.store import open_store
+from skipinit.sweeping.store import open_store, open_writer
 
 _KILLS = 25
 _CONFIG = TrainConfig(
@@ -33,7 +39,9 @@ _PROCESSES.set_forkserver_preload(["skipinit.sweeping.engine", "skipinit.data.im
 
 
 def _work(out: Path) -> None:
+    """All in one process: an instant with workers would mostly fall into their imports."""
     torch.set_num_threads(1)
+    workers.usable_cores = lambda: 1
     run_sweep(_TRIALS, out, device="cpu", pack_size=4, checkpoint_seconds=0, progress=False)
 
 
@@ -72,3 +80,87 @@ def test_a_driver_killed_at_25_random_instants_loses_and_repeats_nothing(tmp_pat
     killed, undisturbed = _results(tmp_path / "killed"), _results(tmp_path / "undisturbed")
     assert len(killed) == 60
     assert killed == undisturbed
+
+
+_LONG = Grid(tuple(replace(_CONFIG, epochs=12, seed=seed) for seed in range(4)))
+_DRIVER = """
+import sys
+from pathlib import Path
+from skipinit.sweeping import workers
+from skipinit.sweeping.engine import run_sweep
+from skipinit.sweeping.grid import Grid
+from skipinit.sweeping.store import open_store
+
+with open_store(Path(sys.argv[1])) as store:
+    trials = tuple(trial.config for trial in store.trials())
+workers.usable_cores = lambda: 2
+print(run_sweep(Grid(trials), Path(sys.argv[1]), checkpoint_seconds=0))
+"""
+
+
+def _epochs(out: Path) -> int:
+    """Recorded so far, of all trials."""
+    with open_store(out) as store:
+        return sum(len(store.curve(trial.id)) for trial in store.trials())
+
+
+def _wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 90
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def _drive(out: Path) -> subprocess.Popen[str]:
+    """The sweep in a process of its own with two workers, in a group of its own as in a terminal."""
+    return subprocess.Popen(
+        [sys.executable, "-c", _DRIVER, str(out)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def _workers(driver: subprocess.Popen[str]) -> list[int]:
+    return [*map(int, Path(f"/proc/{driver.pid}/task/{driver.pid}/children").read_text().split())]
+
+
+def _gone(pids: list[int]) -> bool:
+    return not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def test_workers_killed_interrupted_and_left_behind_cost_nothing(tmp_path: Path) -> None:
+    out = tmp_path / "killed"
+    with open_writer(out) as writer:
+        writer.add(_LONG.trials)
+
+    with _drive(out) as driver:  # a worker is killed, then Ctrl-C goes to all of the group
+        try:
+            _wait_until(lambda: _epochs(out) >= 6)
+            pids = _workers(driver)
+            os.kill(pids[-1], signal.SIGKILL)
+            _wait_until(lambda: len(set(_workers(driver)) | set(pids)) == 3)
+            pids = _workers(driver)
+            os.killpg(driver.pid, signal.SIGINT)
+            printed, errors = driver.communicate(timeout=60)
+        finally:
+            driver.kill()
+    left = int(printed.removesuffix(")\n").rpartition("=")[2])
+    assert printed == f"Outcome(results={4 - left}, failures=0, left={left})\n"
+    assert left
+    assert errors == "skipinit: a worker process (killed by SIGKILL) is lost; its trials go on elsewhere\n"
+    assert _gone(pids)
+    before = _epochs(out)
+
+    with _drive(out) as driver:  # it goes on from there, and then itself is killed
+        try:
+            _wait_until(lambda: _epochs(out) > before)
+            pids = _workers(driver)
+        finally:
+            driver.kill()
+    _wait_until(lambda: _gone(pids))
+
+    for place in (out, tmp_path / "undisturbed"):
+        assert run_sweep(_LONG, place, device="cpu", progress=False) == Outcome(4, 0, 0)
+    assert _results(out) == _results(tmp_path / "undisturbed")

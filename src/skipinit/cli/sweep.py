@@ -36,7 +36,7 @@ def sweep(
     dry_run: bool = False,
     json_: Json = False,
 ) -> int:
-    """Train every combination of the given values, each once, many to a GPU.
+    """Train every combination of the given values, each once: many to a GPU, one to a core of the CPU.
 
     Values are written as a,b,c, powers of two as 2^-6..2^0, whole numbers as 0..6. Run the same command again
     to resume; a trial with a result is never trained again. See `skipinit status` and `skipinit results`.
@@ -114,4 +114,5 @@ def _show_packs(plan: Forecast) -> None:
     basis = (
         f"{plan.measured} of {plan.trials} trials timed by finished ones, the others by a few training steps"
     )
-    print(f"about {duration_text(plan.seconds)} on {plan.device}; an estimate: {basis}")
+    beside = f", {plan.at_once} packs at once" if plan.at_once > 1 else ""
+    print(f"about {duration_text(plan.seconds)} on {plan.device}{beside}; an estimate: {basis}")

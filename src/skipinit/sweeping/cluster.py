@@ -1,8 +1,4 @@
-"""The engine `ray`: shares of a sweep as tasks on a Ray cluster, each one telling its events as it goes.
-
-Nodes share no disk with this process. A task brings the checkpoints of its trials along and streams every
-event back; a share that a dead node took is sent again, with the checkpoints that had arrived.
-"""
+"""The engine `ray`: shares of a sweep as tasks on a Ray cluster, each one streaming its events back."""
 
 from __future__ import annotations
 
@@ -12,13 +8,9 @@ import os
 import signal
 import socket
 import sys
-import time
-from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, redirect_stdout, suppress
-from functools import lru_cache
-from io import BytesIO
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -28,15 +20,13 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from .. import __version__
 from ..config import TrainConfig
-from ..errors import ConfigError, DataError, SkipinitError
-from ..training.checkpoint import RunState, unpack_state
+from ..errors import ConfigError, SkipinitError
 from ..training.control import Stop
-from ..training.protocol import identity
-from ..training.records import Event, Failed, Kept, Recorded
-from ..training.world import World, find_device
-from .engine import Keeper
+from ..training.records import Event
+from .dispatch import Dispatcher, Keeper, Lost, Task
+from .engine import Engine
 from .packs import split
-from .trainer import Options, Trainer, Workplace
+from .trainer import Options, Share, train_share
 
 
 class Bell:
@@ -54,34 +44,17 @@ class Bell:
         self.event.set()
 
 
-def train_share(
-    share: Sequence[TrainConfig], options: Options, device: str, contents: dict[str, bytes], rung: list[Any]
-) -> Iterator[Event]:
+def stream_share(share: Share, rung: list[Any]) -> Iterator[Event]:
     """Train on the node's device; a thread does, and this one passes on what it tells.
 
     Args:
-        share: trials of one group.
-        options: how to train.
-        device: `cpu`, or `cuda` for the GPU that Ray has given to this process.
-        contents: checkpoints by the trials' identities.
+        share: what to train.
         rung: the bell's answer that comes when it is time to stop.
     """
     events: SimpleQueue[Event] = SimpleQueue()
     stop = Stop()
-
-    def load(id: str) -> tuple[RunState | None, float]:
-        try:
-            return unpack_state(BytesIO(contents[id]), id) if contents[id] else (None, 0.0)
-        except DataError:  # damaged: the trial is not lost, only its head start
-            return None, 0.0
-
-    def emit(event: Event) -> None:
-        if isinstance(event, Kept):  # should the pack raise, each of its trials goes on from here
-            contents[event.id] = event.content
-        events.put(event)
-
     with ThreadPoolExecutor(1) as thread:
-        training = thread.submit(lambda: Trainer(_workplace(device), options, load, emit, stop).train(share))
+        training = thread.submit(train_share, share, events.put, stop)
         while not (training.done() and events.empty()):
             if ray.wait(rung, timeout=0, fetch_local=False)[0]:
                 stop.signal = signal.SIGTERM
@@ -90,33 +63,16 @@ def train_share(
         training.result()
 
 
-@lru_cache(maxsize=1)
-def _workplace(device: str) -> Workplace:
-    """Ray trains many shares in one process: the data of the last one is still there."""
-    return Workplace(World(find_device(device)))
-
-
-_TRIES = 3
-"""Losses of its worker, with no epoch in between, after which a trial is taken to be the cause."""
-
-
-_GRACE = 60.0
-"""Seconds for tasks to hand over their last checkpoints."""
-
-
-_Task = Any  # ray's ObjectRefGenerator, which has no public type
-
-
 @contextmanager
-def open_cluster(device: str) -> Iterator[Cluster]:
-    """The cluster that RAY_ADDRESS names, once it is known to have such a device."""
+def open_cluster(device: str) -> Iterator[Engine]:
+    """Train on the cluster that RAY_ADDRESS names, once it is known to have such a device."""
     if device not in ("auto", "cpu", "cuda"):
         raise ConfigError(f"device {device!r} cannot be chosen on a cluster; give auto, cpu or cuda")
     joined_already = ray.is_initialized()
     if not joined_already:
         _join(os.environ.get("RAY_ADDRESS") or "auto")
     try:
-        yield Cluster(_choose_resource(device))
+        yield Cluster(_choose_resource(device)).train
     finally:
         if not joined_already:
             with _printing_nothing():
@@ -183,112 +139,58 @@ def _count(resource: str) -> int:
 class Cluster:
     """Trains shares of a sweep wherever there is room, as many at once as the cluster has devices."""
 
+    grace = 60.0
+
     def __init__(self, resource: str) -> None:
-        self.resource = resource
-
-    def train(
-        self, groups: Sequence[Sequence[TrainConfig]], options: Options, keeper: Keeper, stop: Stop
-    ) -> None:
-        """Give every trial its result, or its failure, until asked to stop."""
-        dispatcher = _Dispatcher(self.resource, options, keeper)
-        with _printing_nothing():
-            for members in groups:
-                dispatcher.add(members)
-            while dispatcher.busy and not stop.requested:
-                dispatcher.send()
-                dispatcher.receive()
-            dispatcher.end()
-
-
-class _Dispatcher:
-    """Who trains what: shares that wait, and tasks that train theirs."""
-
-    def __init__(self, resource: str, options: Options, keeper: Keeper) -> None:
-        self.resource, self.options, self.keeper = resource, options, keeper
-        self.waiting: deque[Sequence[TrainConfig]] = deque()
-        self.tasks: dict[_Task, Sequence[TrainConfig]] = {}
-        self.begun: set[_Task] = set()
-        self.losses: Counter[str] = Counter()
+        self.resource, self.device = resource, "cuda" if resource == "GPU" else "cpu"
         request = {"num_gpus": 1, "num_cpus": 0} if resource == "GPU" else {"num_cpus": 1}
         # Not retried by Ray: it would begin again with the checkpoints of the first time.
-        self.train_share = ray.remote(num_returns="streaming", max_retries=0, **request)(train_share)
+        self.stream_share = ray.remote(num_returns="streaming", max_retries=0, **request)(stream_share)
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         self.bell = ray.remote(num_cpus=0, scheduling_strategy=here)(Bell).remote()
         self.rung = self.bell.rung.remote()
 
-    @property
-    def busy(self) -> bool:
-        """Whether there is anything left to do."""
-        return bool(self.waiting or self.tasks)
+    def train(
+        self, groups: Sequence[Sequence[TrainConfig]], options: Options, keeper: Keeper, stop: Stop
+    ) -> None:
+        """Split groups evenly over the GPUs, where a task finds the best packs itself; on CPUs singly."""
 
-    def add(self, members: Sequence[TrainConfig]) -> None:
-        """Split a group: evenly over the GPUs, where a task finds the best packs itself; on CPUs singly."""
-        even = -(-len(members) // self._room()) if self.resource == "GPU" else 1
-        self.waiting.extend(split(members, self.options.pack_size or even))
+        def size(members: Sequence[TrainConfig]) -> int:
+            even = -(-len(members) // self.room()) if self.resource == "GPU" else 1
+            return options.pack_size or even
 
-    def send(self) -> None:
-        """Fill the cluster; nodes that have joined meanwhile count."""
-        while self.waiting and len(self.tasks) < self._room():
-            share = self.waiting.popleft()
-            contents = {identity(config): self.keeper.checkpoints.read(identity(config)) for config in share}
-            device = "cuda" if self.resource == "GPU" else "cpu"
-            task = self.train_share.remote(share, self.options, device, contents, [self.rung])
-            self.tasks[task] = share
+        shares = [share for members in groups for share in split(members, size(members))]
+        with _printing_nothing():
+            Dispatcher(self, options, keeper).train(shares, stop)
 
-    def receive(self) -> None:
-        """Take the next event of a task that has one."""
-        ready, _ = ray.wait(list(self.tasks), timeout=1.0)
-        if not ready:
-            self._room()
-        for task in ready:
-            share = self.tasks.pop(task)
-            try:
-                event = ray.get(next(task))
-            except StopIteration:
-                continue
-            except RayTaskError as error:
-                raise _explained(error) from error
-            except RayError as error:
-                self._send_again(share, error)
-                continue
-            self.tasks[task] = share  # behind the others: each has its turn
-            self.begun.add(task)
-            self.keeper.take(event)
-            if isinstance(event, Recorded):
-                for id, _ in event.epochs:
-                    del self.losses[id]
-
-    def end(self) -> None:
-        """Ask the tasks to stop and take what they hand over; one that has not begun has nothing to."""
-        self.bell.ring.remote()
-        deadline = time.monotonic() + _GRACE
-        self.tasks = {task: share for task, share in self.tasks.items() if task in self.begun}
-        while self.tasks and time.monotonic() < deadline:
-            self.receive()
-
-    def _room(self) -> int:
-        """How many tasks can run at once; none is an error, because Ray would wait forever."""
+    def room(self) -> int:
+        """Its devices, of nodes that have joined meanwhile too; none is an error: Ray would wait forever."""
         if room := _count(self.resource):
             return room
         raise SkipinitError(f"no node with a {self.resource} is left; run the same command again to resume")
 
-    def _send_again(self, share: Sequence[TrainConfig], error: RayError) -> None:
-        """Its worker is gone: with its node, most likely, but a trial may be what killed it."""
-        print("skipinit: a worker of the cluster is lost; its trials go on elsewhere", file=sys.stderr)
-        self.losses.update(identity(config) for config in share if identity(config) not in self.keeper.ended)
-        for config in share:
-            if self.losses[identity(config)] >= _TRIES:
-                self._give_up(identity(config), error)
-        for members in self.keeper.groups(share):
-            alone = any(self.losses[identity(config)] == _TRIES - 1 for config in members)
-            self.waiting.extendleft(split(members, 1 if alone else len(members)))
+    def start(self, share: Share) -> Task:
+        """Send a share to wherever Ray finds room."""
+        return self.stream_share.remote(share, [self.rung])
 
-    def _give_up(self, id: str, error: RayError) -> None:
-        if id not in self.keeper.started:
-            reason = str(error).partition("\n")[0]
-            raise SkipinitError(f"workers of the cluster die before they train anything ({reason})")
-        reason = f"its worker died {_TRIES} times without finishing an epoch"
-        self.keeper.take(Failed(id, reason, str(error), seconds=0.0))
+    def receive(self, tasks: Collection[Task]) -> Iterator[tuple[Task, Event | Lost | None]]:
+        """The next event of a task that has one."""
+        ready, _ = ray.wait(list(tasks), timeout=1.0)
+        if not ready:
+            self.room()
+        for task in ready:
+            try:
+                yield task, ray.get(next(task))
+            except StopIteration:
+                yield task, None
+            except RayTaskError as error:
+                raise _explained(error) from error
+            except RayError as error:
+                yield task, Lost("a worker of the cluster", str(error))
+
+    def ask_to_stop(self) -> None:
+        """Ring the bell."""
+        self.bell.ring.remote()
 
 
 def _explained(error: RayTaskError) -> SkipinitError:

@@ -1,107 +1,58 @@
-"""Training what a sweep still lacks, on this machine or on a cluster. Only this process writes the store.
-
-The store is written before the checkpoint: after a kill, a trial goes on from its checkpoint and the epochs
-recorded beyond it are recorded again. A result is written once and never trained again.
-"""
+"""Training what a sweep still lacks, on this machine or on a cluster. Only this process writes the store."""
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+
+import torch
 
 from ..config import TrainConfig
 from ..errors import ConfigError, system_errors_explained, unknown_name
 from ..training.checkpoint import Checkpoints
-from ..training.control import Bar, Stop, steps_bar, stopped_by_signals
+from ..training.control import Stop, steps_bar, stopped_by_signals
 from ..training.protocol import identity
-from ..training.records import Diverged, Event, Failed, Finished, Kept, Recorded, Started, Trial
-from ..training.world import World, find_device
+from ..training.records import Emit
+from ..training.sources import open_data
+from ..training.world import find_device, open_device
+from .dispatch import Dispatcher, Keeper
 from .grid import Grid, expand, read_grid
-from .packs import group
-from .store import Writer, open_writer
+from .packs import split
+from .store import open_writer
 from .trainer import Options, Trainer, Workplace
+from .workers import open_workers, workers_at_once
 
 
-class Keeper:
-    """Writes what happens to trials, wherever they run: store, checkpoints, progress."""
-
-    def __init__(
-        self,
-        writer: Writer,
-        checkpoints: Checkpoints,
-        bar: Bar,
-        configs: Iterable[TrainConfig],
-        keep_last: bool = False,
-    ) -> None:
-        self.writer, self.checkpoints, self.bar, self.keep_last = writer, checkpoints, bar, keep_last
-        checkpoints.clear_drafts()
-        self.epochs = {identity(config): config.epochs for config in configs}
-        self.done = dict.fromkeys(self.epochs, 0)
-        self.started: set[str] = set()
-        self.ended: set[str] = set()
-
-    def take(self, event: Event) -> None:
-        """Keep what happened."""
-        match event:
-            case Started(id, provenance, classes, epochs_done):
-                self.writer.start(id, provenance, classes, epochs_done)
-                self.started.add(id)
-                self._show(id, epochs_done)
-            case Recorded(epochs):
-                self.writer.record(epochs)
-                for id, epoch in epochs:
-                    self._show(id, epoch.epoch)
-            case Kept(id, content):
-                self.checkpoints.save(id, content)
-            case Finished(id, last, step, seconds):
-                self.writer.finish(id, last, step, seconds)
-                self._end(id)
-            case Diverged(id, last, step, seconds):
-                self.writer.diverge(id, last, step, seconds)
-                self._end(id)
-            case Failed(id, reason, traceback, seconds):
-                self.writer.fail(id, reason, traceback, seconds)
-                self.ended.add(id)
-
-    def groups(self, configs: Iterable[TrainConfig]) -> list[list[TrainConfig]]:
-        """Those that have not ended, by what trials that step together must share."""
-        left = [config for config in configs if identity(config) not in self.ended]
-        return list(
-            group([(config, self.checkpoints.position(identity(config))) for config in left]).values()
-        )
-
-    def _end(self, id: str) -> None:
-        """It has its result, so it needs no checkpoint, but for who wants the trained network."""
-        if not self.keep_last:
-            self.checkpoints.drop(id)
-        self.ended.add(id)
-        self._show(id, self.epochs[id])
-
-    def _show(self, id: str, epochs: int) -> None:
-        self.bar.advance(epochs - self.done[id])
-        self.done[id] = epochs
-
-
-class Local:
-    """This process and one device."""
-
-    def __init__(self, device: str) -> None:
-        self.place = Workplace(World(find_device(device)))
-
-    def train(
-        self, groups: Sequence[Sequence[TrainConfig]], options: Options, keeper: Keeper, stop: Stop
-    ) -> None:
-        """Give every trial its result, or its failure, until asked to stop."""
-        trainer = Trainer(self.place, options, keeper.checkpoints.load_if_whole, keeper.take, stop)
+def train_here(
+    device: torch.device,
+    groups: Sequence[Sequence[TrainConfig]],
+    options: Options,
+    keeper: Keeper,
+    stop: Stop,
+) -> None:
+    """Train on a GPU, or on the CPU in a process for every core; what would be alone runs in this one."""
+    shares = [share for members in groups for share in split(members, options.pack_size or 1)]
+    count = min(len(shares), workers_at_once()) if device.type == "cpu" else 1
+    if count > 1:
+        with open_workers(count) as workers:
+            # While they start: what is missing is fetched once, or said before a trial has begun.
+            for name in dict.fromkeys(members[0].data for members in groups):
+                open_data(name, device)
+            Dispatcher(workers, options, keeper).train(shares, stop)
+        return
+    with open_device(device) as world:
+        trainer = Trainer(Workplace(world), options, keeper.checkpoints.load_if_whole, keeper.take, stop)
         for members in groups:
             trainer.train(members)
 
 
 ENGINES = ("local", "ray")
+Engine = Callable[[Sequence[Sequence[TrainConfig]], Options, Keeper, Stop], None]
+"""Gives every trial of some groups its result, or its failure, through the keeper; until asked to stop."""
 
 
 @dataclass(frozen=True)
@@ -116,15 +67,6 @@ class Outcome:
     """Trials that still owe a result."""
 
 
-class Engine(Protocol):
-    """Where packs run."""
-
-    def train(
-        self, groups: Sequence[Sequence[TrainConfig]], options: Options, keeper: Keeper, stop: Stop
-    ) -> None:
-        """Give every trial its result, or its failure, recorded by the keeper; until asked to stop."""
-
-
 @system_errors_explained()
 def sweep(
     axes: Mapping[str, object] | str | Path,
@@ -135,8 +77,9 @@ def sweep(
     time_limit: float | None = None,
     pack_size: int | None = None,
     progress: bool = True,
+    observer: Emit | None = None,
 ) -> Outcome:
-    """Train every combination of some values, many to a GPU; call it again to resume.
+    """Train every combination of some values, many to a GPU or one to a core; call it again to resume.
 
         >>> axes = {"model": "wrn10_1", "data": "digits", "epochs": 1, "lr": "2^-3,2^-2"}
         >>> skipinit.sweep(axes, "runs/a").results
@@ -151,6 +94,7 @@ def sweep(
         time_limit: seconds after which to stop in good order.
         pack_size: trials that step together on a GPU; measured if not given.
         progress: show a bar where standard error is a terminal.
+        observer: called with every event (`skipinit.training.records`) once it is kept.
     """
     grid = expand(axes) if isinstance(axes, Mapping) else read_grid(Path(axes))
     return run_sweep(
@@ -161,6 +105,7 @@ def sweep(
         time_limit=time_limit,
         pack_size=pack_size,
         progress=progress,
+        observer=observer,
     )
 
 
@@ -175,40 +120,31 @@ def run_sweep(
     checkpoint_seconds: float = 60.0,
     progress: bool = True,
     stop: Stop | None = None,
+    observer: Emit | None = None,
 ) -> Outcome:
     """Train every trial of the grid that has no result yet; the same call goes on where one ended.
 
-    Args:
+    Args: those of `sweep`, and:
         grid: the trials.
-        out: folder of the sweep: its store and its checkpoints.
-        device: `auto`, `cpu`, `cuda` or `cuda:N`.
-        engine: `local`, or `ray` for the cluster that RAY_ADDRESS names (extra `cluster`).
-        time_limit: seconds after which to stop in good order.
-        pack_size: trials that step together; measured if not given.
         checkpoint_seconds: least time between two checkpoints of a pack.
-        progress: show a bar where standard error is a terminal.
         stop: asks for an early end, besides signals and the time limit.
     """
     if pack_size is not None and pack_size < 1:
         raise ConfigError(f"pack_size {pack_size} is not allowed; it must be 1 or more")
     stop = stop or Stop(time_limit)
     wanted = {identity(config) for config in grid.trials}
-    with _open_engine(engine, device) as where, open_writer(out) as writer, stopped_by_signals(stop):
+    with _open_engine(engine, device) as train, open_writer(out) as writer, stopped_by_signals(stop):
         writer.add(grid.trials)
-        owing = [trial.config for trial in writer.trials() if _owes(trial, wanted)]
+        # A trial that raised is tried again: what made it raise may have been mended.
+        owing = [trial.config for trial in writer.trials() if trial.id in wanted and not trial.has_result]
         with steps_bar(sum(config.epochs for config in owing), progress) as bar:
             bar.update(0, "epochs of all trials")
-            keeper = Keeper(writer, Checkpoints(out / "checkpoints"), bar, owing)
-            where.train(keeper.groups(owing), Options(pack_size, checkpoint_seconds), keeper, stop)
+            keeper = Keeper(writer, Checkpoints(out / "checkpoints"), bar, owing, observer=observer)
+            train(keeper.groups(owing), Options(pack_size, checkpoint_seconds), keeper, stop)
         states = [trial.state for trial in writer.trials() if trial.id in wanted]
     results = sum(state in ("finished", "diverged") for state in states)
     failures = states.count("failed")
     return Outcome(results, failures, len(states) - results - failures)
-
-
-def _owes(trial: Trial, wanted: set[str]) -> bool:
-    """A trial that raised is tried again: what made it raise may have been mended."""
-    return trial.id in wanted and not trial.has_result
 
 
 def _open_engine(name: str, device: str) -> AbstractContextManager[Engine]:
@@ -216,7 +152,7 @@ def _open_engine(name: str, device: str) -> AbstractContextManager[Engine]:
     if name not in ENGINES:
         raise unknown_name("engine", name, ENGINES)
     if name == "local":
-        return nullcontext(Local(device))
+        return nullcontext(partial(train_here, find_device(device)))
     if importlib.util.find_spec("ray") is None:
         raise ConfigError("engine ray needs the package ray; pip install 'skipinit[cluster]'")
     from .cluster import open_cluster

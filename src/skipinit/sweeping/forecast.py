@@ -7,10 +7,10 @@ so networks of 10 and 28 layers are enough to know one of 1000; on the CPU it is
 
 from __future__ import annotations
 
+import heapq
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -29,9 +29,10 @@ from ..training.protocol import identity, settle
 from ..training.records import Trial
 from ..training.run import Run
 from ..training.sources import DeviceImages, steps_per_epoch
-from ..training.world import World, find_device
+from ..training.world import World, find_device, open_device
 from .packs import MEMORY_SHARE, PackKey, group, split
 from .store import FILE, open_store
+from .workers import workers_at_once
 
 _PASSES = 3
 """Of a training step: forward, backward to inputs, backward to weights. Scoring an image takes one."""
@@ -82,6 +83,8 @@ class Forecast:
     """Trials that go on from a checkpoint."""
     measured: int
     """Trials timed by finished ones; the others are timed by a few training steps."""
+    at_once: int
+    """Packs that are trained at the same time."""
     packs: tuple[Pack, ...]
 
     @property
@@ -91,8 +94,11 @@ class Forecast:
 
     @property
     def seconds(self) -> float:
-        """Of all packs, one after the other."""
-        return sum(pack.seconds for pack in self.packs)
+        """Until the last pack has ended, each begun as soon as there is room."""
+        ends = [0.0] * self.at_once
+        for pack in self.packs:
+            heapq.heapreplace(ends, ends[0] + pack.seconds)
+        return max(ends)
 
 
 def forecast(
@@ -122,6 +128,7 @@ def forecast(
         results=len(trials) - len(waiting),
         resumed=sum(position > 0 for _, position in waiting),
         measured=sum(pace.knows(config) for config, _ in waiting),
+        at_once=1 if pace.on_gpu else min(workers_at_once(), max(1, len(packs))),
         packs=tuple(packs),
     )
 
@@ -233,10 +240,10 @@ def measure_run(config: TrainConfig, device: torch.device) -> Step:
     """A step of a real run, on random images: the data set need not be there."""
     from ..training.loop import make_executor  # slow to import, and needed here alone
 
-    entry, world, on_gpu = describe(config.data), World(device), device.type == "cuda"
+    entry, on_gpu = describe(config.data), device.type == "cuda"
     # Epochs of one batch, more than are timed; a low rate, so that the run does not diverge.
     config = settle(replace(config, epochs=100, lr=1e-3))
-    with torch.cuda.device(device) if on_gpu else nullcontext():
+    with open_device(device) as world:
         images = _draw_images(entry, config.batch_size, device)
         if on_gpu:
             torch.cuda.empty_cache()

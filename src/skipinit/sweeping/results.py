@@ -30,11 +30,7 @@ from .grid import flatten
 from .store import Store, open_store
 
 Metric = Literal["test_accuracy", "train_loss"]
-
-
 METRICS: tuple[Metric, ...] = ("test_accuracy", "train_loss")
-
-
 _CHANCE_MARGIN = 1.5
 
 
@@ -137,8 +133,6 @@ def _edge(lr: float, grid: set[float]) -> Literal["low", "high", "only"] | None:
 
 
 Row = dict[str, Any]
-
-
 # Not `lr`, which the last epoch's schedule has lowered: the trial's own is what names it.
 _MEASURED = ("epoch", "train_loss", "clean_train_loss", "test_accuracy", "test_loss", "images_per_second")
 
@@ -181,7 +175,7 @@ def cells(trials: Iterable[Trial], trim: Trim | None = None) -> list[CellResult]
     groups: defaultdict[tuple[object, ...], list[Trial]] = defaultdict(list)
     everything = list(trials)
     for trial in everything:
-        groups[_cell_key(trial)].append(trial)
+        groups[tuple(_shared(trial).values())].append(trial)
     trim = trim or Trim.of_paper(len({trial.config.seed for trial in everything}))
     return [_cell(group, trim, metric) for group in groups.values() for metric in METRICS]
 
@@ -232,17 +226,16 @@ def varying(rows: Sequence[Row], names: Iterable[str]) -> list[str]:
     return [name for name in names if len({row[name] for row in rows}) > 1]
 
 
-def _cell_key(trial: Trial) -> tuple[object, ...]:
-    flat = flatten(trial.config)
-    return tuple(value for name, value in flat.items() if name not in ("lr", "seed"))
+def _shared(trial: Trial) -> Row:
+    """What all trials of a cell have in common."""
+    return {name: value for name, value in flatten(trial.config).items() if name not in ("lr", "seed")}
 
 
 def _cell(trials: Sequence[Trial], trim: Trim, metric: Metric) -> CellResult:
-    shared = {k: v for k, v in flatten(trials[0].config).items() if k not in ("lr", "seed")}
     runs = [_run(trial) for trial in trials if trial.has_result]
     failures = sum(trial.state == "failed" for trial in trials)
     summary = summarize(runs, metric, trim, (trial.config.lr for trial in trials))
-    return CellResult(shared, summary, len(trials), len(trials) - len(runs) - failures, failures)
+    return CellResult(_shared(trials[0]), summary, len(trials), len(trials) - len(runs) - failures, failures)
 
 
 def _run(trial: Trial) -> Run:

@@ -28,8 +28,8 @@ from ..training.loop import train_together
 from ..training.protocol import identity, settle
 from ..training.records import Diverged, Emit, EpochRecord, Event, Finished, Recorded, Started, TrainResult
 from ..training.run import Run
-from ..training.world import World, find_device, open_world
-from .engine import Keeper
+from ..training.world import World, find_device, open_device, open_world
+from .dispatch import Keeper
 from .store import FILE, Store, Writer, open_store, open_writer
 from .trainer import Reporter, Workplace
 
@@ -296,11 +296,12 @@ class Evaluation:
 @system_errors_explained()
 def evaluate(folder: str | Path, *, device: str = "auto") -> Evaluation:
     """Measure the newest checkpoint of the run in a folder on the test set."""
-    place = Workplace(World(find_device(device)))
-    run = _open_run(Path(folder), place)
-    data = place.data(run.config.data)
-    run.model.eval()
-    loss, right = data.score_test(run).tolist()
+    with open_device(find_device(device)) as world:
+        place = Workplace(world)
+        run = _open_run(Path(folder), place)
+        data = place.data(run.config.data)
+        run.model.eval()
+        loss, right = data.score_test(run).tolist()
     return Evaluation(100 * right / data.test_size, loss / data.test_size)
 
 

@@ -9,18 +9,20 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from io import BytesIO
 
 from ..config import TrainConfig
 from ..data.catalog import describe
 from ..provenance import Provenance
-from ..training.checkpoint import RunState, pack_state
+from ..training.checkpoint import RunState, pack_state, unpack_if_whole
 from ..training.control import Stop
 from ..training.loop import train_together
 from ..training.protocol import identity
 from ..training.records import Diverged, Emit, EpochRecord, Event, Failed, Finished, Kept, Recorded, Started
 from ..training.run import Run
 from ..training.sources import Data, open_data
-from ..training.world import World
+from ..training.world import World, find_device
 from .packs import best_size, split
 
 Load = Callable[[str], tuple[RunState | None, float]]
@@ -35,6 +37,40 @@ class Options:
     """Trials that step together; measured if not given."""
     checkpoint_seconds: float
     """Least time between two checkpoints of a pack."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """Trials for one worker, with all that it must know of them."""
+
+    configs: Sequence[TrainConfig]
+    """Of the same data, batch size, length and position."""
+    options: Options
+    device: str
+    """`cpu`, or `cuda` for the GPU that the worker has."""
+    contents: dict[str, bytes]
+    """Checkpoints by the trials' identities, empty where there is none: a worker may be on another disk."""
+
+
+def train_share(share: Share, emit: Emit, stop: Stop) -> None:
+    """Train a share in the process of a worker."""
+    contents = dict(share.contents)
+
+    def load(id: str) -> tuple[RunState | None, float]:
+        return unpack_if_whole(BytesIO(contents[id]), id) if contents[id] else (None, 0.0)
+
+    def remember(event: Event) -> None:
+        if isinstance(event, Kept):  # should the pack raise, each of its trials goes on from here
+            contents[event.id] = event.content
+        emit(event)
+
+    Trainer(_workplace(share.device), share.options, load, remember, stop).train(share.configs)
+
+
+@lru_cache(maxsize=1)
+def _workplace(device: str) -> Workplace:
+    """A worker trains many shares: the data of the last one is still there."""
+    return Workplace(World(find_device(device)))
 
 
 class Workplace:

@@ -49,6 +49,14 @@ def unpack_state(file: Path | BinaryIO, name: str) -> tuple[RunState, float]:
     return state, seconds
 
 
+def unpack_if_whole(file: Path | BinaryIO, name: str) -> tuple[RunState | None, float]:
+    """The same, but a damaged one only costs the trial its head start."""
+    try:
+        return unpack_state(file, name)
+    except DataError:
+        return None, 0.0
+
+
 class Checkpoints:
     """A folder with a file for each unfinished trial, by its identity."""
 
@@ -62,10 +70,8 @@ class Checkpoints:
 
     def load_if_whole(self, id: str) -> tuple[RunState | None, float]:
         """The same, but a damaged one only costs the trial its head start."""
-        try:
-            return self.load(id)
-        except DataError:
-            return None, 0.0
+        path = self.path(id)
+        return unpack_if_whole(path, str(path)) if path.exists() else (None, 0.0)
 
     def position(self, id: str) -> int:
         """Steps that a trial has taken."""

@@ -48,28 +48,23 @@ def stopped_by_signals(stop: Stop) -> Iterator[None]:
 class Bar:
     """Steps done out of all, and a word on how it goes."""
 
-    def __init__(self, progress: Progress | None, total: int) -> None:
-        self.progress = progress
-        self.task = None if progress is None else progress.add_task("starting", total=total)
+    def __init__(self, progress: Progress, total: int) -> None:
+        self.progress, self.task = progress, progress.add_task("starting", total=total)
 
     def update(self, done: int, words: str | None = None) -> None:
         """Move to a step; change the words if there are new ones."""
-        if self.progress is not None and self.task is not None:
-            self.progress.update(self.task, completed=done, description=words)
+        self.progress.update(self.task, completed=done, description=words)
 
     def advance(self, steps: int) -> None:
         """Move by so many steps."""
-        if self.progress is not None and self.task is not None:
-            self.progress.advance(self.task, steps)
+        self.progress.advance(self.task, steps)
 
 
 @contextmanager
 def steps_bar(total: int, shown: bool) -> Iterator[Bar]:
-    """A bar over so many steps, on standard error."""
+    """A bar over so many steps, on standard error where that is a terminal."""
     console = Console(stderr=True)
-    if not (shown and console.is_terminal):
-        yield Bar(None, total)
-        return
+    hidden = not (shown and console.is_terminal)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
+    with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
         yield Bar(progress, total)

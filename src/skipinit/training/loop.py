@@ -125,7 +125,7 @@ def make_executor(runs: Sequence[Run], images_on_device: bool) -> Executor:
 
 
 class Observer(Protocol):
-    """Who wants to know, and who keeps what must not be lost."""
+    """Callbacks of the training loop."""
 
     def advanced(self, runs: Sequence[Run], position: int) -> None:
         """So many steps are done."""
@@ -196,7 +196,8 @@ def _record_epoch(
     tests = pack.score(data.score_test)
     cleans: Sequence[Tensor | None] = [None] * len(pack.runs)
     if any(run.config.clean_train_loss for run in pack.runs):
-        cleans = pack.score(data.score_train)
+        scores = zip(pack.runs, pack.score(data.score_train), strict=True)
+        cleans = [score if run.config.clean_train_loss else None for run, score in scores]
     lost = []
     for run, test, clean in zip(pack.runs, tests, cleans, strict=True):
         test_loss, right = run.world.sum(test).tolist()
@@ -212,13 +213,8 @@ def _record_epoch(
             test_loss=test_loss / data.test_size,
             lr=run.rates[last_step],
             images_per_second=images_per_second,
-            clean_train_loss=_mean(clean, run, data) if run.config.clean_train_loss else None,
+            clean_train_loss=None if clean is None else float(run.world.sum(clean)[0]) / data.train_size,
         )
         run.records.append(record)
         observer.recorded(run, record)
     return lost
-
-
-def _mean(score: Tensor | None, run: Run, data: Data) -> float | None:
-    """The mean loss in a score of the training set."""
-    return None if score is None else float(run.world.sum(score)[0]) / data.train_size

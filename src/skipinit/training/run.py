@@ -48,12 +48,10 @@ class Run:
         device = world.device
         self.model = build(config.model, seed=mix("weights", config.seed))
         self.micro_batch = _fit_micro_batch(self.model, config, world, micro_batch)
-        self.model.to(device)
+        self.model.to(device, memory_format=world.memory_format)  # type: ignore[call-overload]
         self.network: nn.Module = self.model
         self.rounded: RoundedWeights | None = None
         if device.type == "cuda":
-            # Tensor cores read channels last; anything else is transposed on the way in and out.
-            self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
             if config.precision == "bfloat16":
                 from .kernels.bfloat16 import (
                     RoundedWeights,  # needs Triton, which only GPU builds of torch bring

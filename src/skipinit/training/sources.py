@@ -1,13 +1,14 @@
 """The data of a pack of runs, on the device or in folders: training batches of each run, scores of a split.
 
 A source of batches has a host side, `begin` and `fetch`, and a device side, `batch`, which only reads and
-writes tensors that stay where they are, so that a CUDA graph can replay it.
+writes tensors that stay where they are, so that a CUDA graph can replay it. Every process of a world gets its
+part of each batch. A score is the summed cross entropy over a split and the number of right answers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -30,41 +31,6 @@ _SCORED_AT_ONCE = 2000
 _DECODED_AT_ONCE = 100
 
 
-class Source(Protocol):
-    """The training batches of one run; every process of a world gets its part of each batch."""
-
-    steps_per_epoch: int
-
-    def begin(self, epoch: int, step: int) -> None:
-        """Prepare to serve an epoch from a step on."""
-
-    def fetch(self) -> None:
-        """Bring the next batch to the device; nothing where it lives there."""
-
-    def batch(self, step: Tensor) -> Batch:
-        """Standardized, augmented images and their labels at a step of the run."""
-
-
-class Data(Protocol):
-    """A data set, opened once for all runs of a pack."""
-
-    on_device: bool
-    """Whether scoring is device work alone, so that a CUDA graph can hold it."""
-    micro_batch: int
-    """Examples at once, at most."""
-    train_size: int
-    test_size: int
-
-    def source(self, config: TrainConfig, world: World) -> Source:
-        """Training batches of one run."""
-
-    def score_test(self, run: Run) -> Tensor:
-        """Summed cross entropy and number of right answers over the test split."""
-
-    def score_train(self, run: Run) -> Tensor:
-        """The same over the training split, unaugmented."""
-
-
 def open_data(name: str, device: torch.device) -> Data:
     """A data set by name, or a folder of photographs by path."""
     entry = describe(name)
@@ -72,7 +38,7 @@ def open_data(name: str, device: torch.device) -> Data:
 
 
 class DeviceImages:
-    """Images that live on the device."""
+    """Images that live on the device, so that scoring is device work alone and a CUDA graph can hold it."""
 
     on_device = True
 
@@ -80,9 +46,9 @@ class DeviceImages:
         self.entry, self.images, self.micro_batch = entry, images, entry.micro_batch
         self.train_size, self.test_size = len(images.train_labels), len(images.test_labels)
 
-    def source(self, config: TrainConfig, world: World) -> Source:
+    def source(self, config: TrainConfig, world: World) -> DeviceSource:
         """Batches gathered by the plan of the epoch."""
-        return _DeviceSource(self, config, world)
+        return DeviceSource(self, config, world)
 
     def score_test(self, run: Run) -> Tensor:
         """Over the test split."""
@@ -107,9 +73,9 @@ class Photographs:
         self.micro_batch = describe(name).micro_batch
         self.train_size, self.test_size = len(self.folder.train), len(self.folder.test)
 
-    def source(self, config: TrainConfig, world: World) -> Source:
+    def source(self, config: TrainConfig, world: World) -> DecodedSource:
         """Batches decoded ahead of the device."""
-        return _DecodedSource(self, config, world)
+        return DecodedSource(self, config, world)
 
     def score_test(self, run: Run) -> Tensor:
         """Over the validation folder: the centre of each picture."""
@@ -132,7 +98,7 @@ def _score(run: Run, batches: Iterator[Batch]) -> Tensor:
     score = torch.zeros(2, device=device, dtype=torch.float64)
     for images, labels in batches:
         with run.arithmetic():
-            logits = run.model(_as_device_likes(standardize(images.to(device)))).float()
+            logits = run.model(run.world.lay_out(standardize(images.to(device)))).float()
         here = labels.to(device)
         loss = summed_cross_entropy(logits, here)
         right = (logits.argmax(1) == here).sum()
@@ -167,14 +133,14 @@ def _check_fit(config: TrainConfig, channels: int, classes: int) -> None:
         )
 
 
-class _DeviceSource:
+class DeviceSource:
     """Batches gathered from images that live on the device, by the plan of the epoch."""
 
     def __init__(self, data: DeviceImages, config: TrainConfig, world: World) -> None:
         self.images, self.labels = data.images.train_images, data.images.train_labels
         _check_fit(config, data.entry.shape[0], data.entry.num_classes)
         self.steps_per_epoch = steps_per_epoch(data.train_size, config)
-        self.config = config
+        self.config, self.world = config, world
         self.padding, self.flips = (data.entry.padding, data.entry.flip) if config.augment else (0, False)
         device = self.images.device
         self.plan = torch.zeros(4, len(self.labels), dtype=torch.int64, device=device)
@@ -201,10 +167,10 @@ class _DeviceSource:
         if self.padding or self.flips:
             mode = self.config.crop_padding
             images = crop_flip(images, top, left, flip.bool(), padding=self.padding, mode=mode)
-        return _as_device_likes(images), self.labels[order]
+        return self.world.lay_out(images), self.labels[order]
 
 
-class _DecodedSource:
+class DecodedSource:
     """Batches of photographs, decoded by worker processes ahead of the device."""
 
     def __init__(self, data: Photographs, config: TrainConfig, world: World) -> None:
@@ -237,9 +203,10 @@ class _DecodedSource:
 
     def batch(self, step: Tensor) -> Batch:
         """The photographs come cropped and flipped."""
-        return _as_device_likes(standardize(self.images)), self.labels
+        return self.world.lay_out(standardize(self.images)), self.labels
 
 
-def _as_device_likes(images: Tensor) -> Tensor:
-    """A GPU's tensor cores read channels last."""
-    return images.contiguous(memory_format=torch.channels_last) if images.is_cuda else images
+Source = DeviceSource | DecodedSource
+"""The training batches of one run."""
+Data = DeviceImages | Photographs
+"""A data set, opened once for all runs of a pack."""

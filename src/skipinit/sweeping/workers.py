@@ -1,0 +1,163 @@
+"""Processes of this machine that train shares of a sweep on the CPU, one thread and one share each.
+
+A worker is a fresh interpreter, so nothing depends on what this process has imported or how it was started.
+It serves share after share until its connection ends: when this process ends, in whatever way, so do its
+workers.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import traceback
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from queue import SimpleQueue
+from threading import Thread
+
+from ..errors import SkipinitError
+from ..training.control import Stop
+from ..training.records import Event
+from ..training.world import cpu_threads, usable_cores
+from .dispatch import Lost
+from .trainer import Share, train_share
+
+_PATIENCE = 0.5
+"""Seconds between looks at whether to stop."""
+
+
+def work(descriptor: int) -> None:
+    """Serve the process at the other end of a connection for as long as it is there."""
+    connection: Connection[object, Share | None] = Connection(descriptor)
+    shares: SimpleQueue[Share] = SimpleQueue()
+    stop = Stop()
+
+    def listen() -> None:
+        with suppress(OSError, EOFError):
+            while True:
+                if (share := connection.recv()) is None:
+                    stop.signal = signal.SIGTERM
+                else:
+                    shares.put(share)
+        os._exit(1)  # nobody is there any more, and nothing here is worth keeping
+
+    def send(message: object) -> None:
+        with suppress(OSError):  # nobody there: `listen` leaves
+            connection.send(message)
+
+    Thread(target=listen, daemon=True).start()
+    while True:
+        try:
+            train_share(shares.get(), send, stop)
+            send(None)
+        except SkipinitError as error:
+            send(error)
+        except Exception:
+            send(RuntimeError(f"in a worker process:\n{traceback.format_exc()}"))
+
+
+class _Worker:
+    """A process that runs `work`, and the connection to it."""
+
+    def __init__(self, environment: dict[str, str]) -> None:
+        self.connection, there = Pipe()
+        # Blocked signals stay so in a new process: Ctrl-C goes to the whole group, and SIGTERM often, but
+        # only this process decides when to stop.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+        try:
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-c", f"from {__name__} import work; work({there.fileno()})"],
+                pass_fds=[there.fileno()],
+                stdin=subprocess.DEVNULL,
+                env=environment,
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            there.close()
+
+    def close(self) -> str:
+        """End it; how it ended."""
+        self.connection.close()
+        self.process.kill()
+        code = self.process.wait()
+        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+
+class Workers:
+    """As many processes as can be of use."""
+
+    device, grace = "cpu", math.inf  # a step is short, and a second Ctrl-C does not wait
+
+    def __init__(self, count: int) -> None:
+        self.environment = os.environ | {
+            "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
+            "OMP_NUM_THREADS": str(cpu_threads()),
+            "LOCAL_WORLD_SIZE": str(count),  # who decodes images shares the cores by it
+        }
+        self.workers = {_Worker(self.environment) for _ in range(count)}
+        self.idle = [*self.workers]
+        self.count = count
+
+    def room(self) -> int:
+        """All of them, always: a lost one is replaced."""
+        return self.count
+
+    def start(self, share: Share) -> _Worker:
+        """Give a share to an idle worker."""
+        worker = self.idle.pop()
+        with suppress(OSError):  # it has died, which `receive` finds out
+            worker.connection.send(share)
+        return worker
+
+    def receive(self, tasks: Collection[_Worker]) -> Iterator[tuple[_Worker, Event | Lost | None]]:
+        """A message of every worker that has one."""
+        workers = {worker.connection: worker for worker in tasks}
+        for connection in wait(list(workers), timeout=_PATIENCE):
+            worker = workers[connection]  # type: ignore[index]
+            try:
+                message = worker.connection.recv()
+            except (EOFError, OSError):
+                message = self._replace(worker)
+            if isinstance(message, Exception):
+                raise message
+            if message is None:
+                self.idle.append(worker)
+            yield worker, message
+
+    def _replace(self, worker: _Worker) -> Lost:
+        ended = worker.close()
+        self.workers.remove(worker)
+        self.workers.add(new := _Worker(self.environment))
+        self.idle.append(new)
+        return Lost(f"a worker process ({ended})", ended)
+
+    def ask_to_stop(self) -> None:
+        """Tell all; those without a share do not mind."""
+        for worker in self.workers:
+            with suppress(OSError):
+                worker.connection.send(None)
+
+    def close(self) -> None:
+        """End them all. Whatever they had to say has been heard."""
+        for worker in self.workers:
+            worker.close()
+
+
+def workers_at_once() -> int:
+    """How many trainings the cores of this machine have room for."""
+    return max(1, usable_cores() // cpu_threads())
+
+
+@contextmanager
+def open_workers(count: int) -> Iterator[Workers]:
+    """So many workers, none of which outlives this."""
+    workers = Workers(count)
+    try:
+        yield workers
+    finally:
+        workers.close()
