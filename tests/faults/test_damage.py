@@ -117,6 +117,12 @@ def test_damage_is_named_or_harmless(kind: str, whole: Path, tmp_path: Path) -> 
     assert found > TRIES / 2, "the damage is too mild to test anything"
 
 
+def test_a_checkpoint_reads_the_same_from_memory(whole: Path) -> None:
+    path = checkpoint_in(whole / "stopped")
+    with path.open("rb") as file:
+        assert equal(unpack_state(file, "open file"), unpack_state(path, str(path)))
+
+
 def test_a_damaged_checkpoint_is_never_evaluated(whole: Path, tmp_path: Path) -> None:
     run = shutil.copytree(whole / "stopped", tmp_path / "run")
     path = checkpoint_in(run)
