@@ -34,6 +34,8 @@ def unpack_state(file: Path | BinaryIO, name: str) -> tuple[RunState, float]:
         with zipfile.ZipFile(file) as archive:  # torch does not look at the checksums that it writes
             if damaged := archive.testzip():
                 raise DataError(f"checksum of {damaged}")
+        if not isinstance(file, Path):
+            file.seek(0)
         # Mapped: to ask for a position must not read a deep network's weights.
         saved = torch.load(file, map_location="cpu", weights_only=True, mmap=isinstance(file, Path))
         version = saved.get("version") if saved.get("format") == FORMAT else 1
