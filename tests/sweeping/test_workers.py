@@ -6,6 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,12 @@ from skipinit.sweeping.forecast import Step, forecast
 from skipinit.sweeping.grid import Grid
 from skipinit.sweeping.store import open_store, open_writer
 from skipinit.sweeping.trainer import Options, Share
-from skipinit.training.checkpoint import Checkpoints
+from skipinit.training.checkpoint import Checkpoints, unpack_if_whole
 from skipinit.training.control import Stop, steps_bar
 from skipinit.training.protocol import identity
 from skipinit.training.records import EpochRecord, Event, Recorded, Started
 from skipinit.training.world import World, cpu_threads, open_device, usable_cores
+from support.runs import StopAfter
 
 _CPU = torch.device("cpu")
 _CONFIG = TrainConfig(
@@ -171,6 +173,19 @@ def test_workers_that_never_begin_are_an_error_and_not_a_failed_trial(keeper: Ke
     with pytest.raises(SkipinitError, match=r"workers die before they train anything \(killed\)"):
         _dispatch(_Mortal(([], True), ([], True), ([], True)), keeper)
     assert all(trial.state == "pending" for trial in keeper.writer.trials())
+
+
+def test_a_checkpoint_that_came_with_a_share_is_one_of_the_same_value(tmp_path: Path) -> None:
+    run_sweep(Grid((_CONFIG,)), tmp_path, device="cpu", progress=False, stop=StopAfter(8))
+    (file,) = (tmp_path / "checkpoints").glob("*.pt")
+    content = file.read_bytes()
+    (sent, seconds), (kept, expected) = (
+        unpack_if_whole(BytesIO(content), "share"),
+        unpack_if_whole(file, "disk"),
+    )
+    assert sent is not None
+    assert (sent["step"], seconds) == (kept["step"], expected)
+    assert unpack_if_whole(BytesIO(content[:1000]), "share") == (None, 0.0), "it costs the head start only"
 
 
 def test_one_thread_unless_the_user_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
