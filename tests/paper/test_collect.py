@@ -14,7 +14,7 @@ from skipinit.config import ModelConfig, TrainConfig
 from skipinit.errors import ConfigError, DataError
 from skipinit.paper import cells
 from skipinit.paper.claims import CLAIMS
-from skipinit.paper.collect import EARLIER_PROTOCOLS, Collection, collect
+from skipinit.paper.collect import Collection, collect, restate_earlier
 from skipinit.reporting.tables import compare
 from skipinit.sweeping.exchange import export_results
 from skipinit.sweeping.store import open_store
@@ -174,12 +174,11 @@ def test_a_result_of_todays_protocol_comes_before_earlier_ones() -> None:
 
 
 def test_an_earlier_protocol_is_a_change_to_a_config() -> None:
-    (zeros,) = EARLIER_PROTOCOLS
     today = ModelConfig("wrn16_2", scheme="skipinit", classifier_init="lecun", projection="raw")
     config = make_train_config(today, "cifar10", crop_padding="reflect", lr=0.5)
-    earlier = zeros.restate(config)
+    earlier = restate_earlier(config)
     assert (earlier.crop_padding, earlier.model.classifier_init) == ("zero", "he")
     assert earlier.model.projection == "activated"
     assert replace(earlier, crop_padding="reflect", model=config.model) == config, "nothing else changes"
     fixup = make_train_config(ModelConfig("resnet50_v1", scheme="fixup"), "imagenet")
-    assert zeros.restate(fixup).model == fixup.model, "what does not apply to a network stays"
+    assert restate_earlier(fixup).model == fixup.model, "what does not apply to a network stays"

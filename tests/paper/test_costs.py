@@ -14,7 +14,7 @@ from skipinit.cli import main
 from skipinit.config import ModelConfig, TrainConfig
 from skipinit.nets.describe import describe
 from skipinit.paper import costs
-from skipinit.paper.cells import make_grid, plan_cells
+from skipinit.paper.cells import grid_of, plan_cells
 from skipinit.paper.costs import count_trials, estimate_costs, measure_network, stand_in
 from skipinit.paper.exhibits import EXHIBITS, Exhibit
 from skipinit.paper.presets import PRESETS
@@ -51,7 +51,7 @@ def test_a_stand_in_scales_with_batch_width_and_pixels() -> None:
 @pytest.mark.parametrize("exhibit", EXHIBITS.values(), ids=EXHIBITS)
 def test_trials_are_counted_as_they_are_run(exhibit: Exhibit, preset: str) -> None:
     planned = plan_cells(exhibit, PRESETS[preset])
-    assert sum(count_trials(planned).values()) == len(make_grid(planned).trials)
+    assert sum(count_trials(planned).values()) == len(grid_of(planned).trials)
 
 
 def test_costs_are_those_of_the_trials() -> None:

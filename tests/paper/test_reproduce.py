@@ -14,7 +14,7 @@ import skipinit
 from skipinit.cli import main
 from skipinit.config import TrainConfig
 from skipinit.errors import ConfigError, DataError
-from skipinit.paper.cells import make_grid, plan_cells
+from skipinit.paper.cells import grid_of, plan_cells
 from skipinit.paper.claims import CLAIMS
 from skipinit.paper.collect import collect
 from skipinit.paper.exhibits import EXHIBITS
@@ -28,7 +28,7 @@ def trials(
 ) -> tuple[TrainConfig, ...]:
     """What an exhibit trains, of all its cells or of some."""
     cells = plan_cells(EXHIBITS[exhibit], PRESETS[preset])
-    return make_grid(
+    return grid_of(
         cell for cell in cells if method in (None, cell.method.name) and at in (None, cell.at)
     ).trials
 
@@ -91,7 +91,7 @@ def test_a_part_of_the_paper_is_a_part_of_its_trials() -> None:
         for cell in plan_cells(EXHIBITS["table1"], PRESETS["paper"])
         if (cell.method.name, cell.at) == ("skipinit", 16)
     ]
-    part = make_grid([cell.narrow(seeds=2, around_best=True, first_seed=0)]).trials
+    part = grid_of([cell.narrow(seeds=2, around_best=True, first_seed=0)]).trials
     assert set(part) < set(trials("table1"))
     assert sorted({(trial.lr, trial.seed) for trial in part}) == [
         (lr, seed) for lr in (0.125, 0.25, 0.5) for seed in (0, 1)

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Literal
 
 from ..config import Precision, TrainConfig
 from ..data.catalog import describe
@@ -92,6 +93,23 @@ class ExhibitCell:
         }
         return {metric: result for metric, result in found.items() if result}
 
+    @property
+    def ending(self) -> Literal["trains", "stays at chance", "explodes"] | None:
+        """What became of it; None where that is not known yet. A failed one explodes if every run did."""
+        result = next(iter(self.results.values()), None)
+        if result is None or not result.failed:
+            return result and "trains"
+        finite = any(trial.state == "finished" for trial in self.recorded)
+        return "stays at chance" if finite else "explodes"
+
+    @property
+    def shown_trial(self) -> Trial | None:
+        """Whose curve stands for the cell: at the best rate or, if it failed, at the one expected best."""
+        found = [result.rate for result in self.results.values() if result.rate]
+        lr = found[0].lr if found else self.config.lr
+        ended = [trial for trial in self.recorded if trial.has_result]
+        return min(ended, key=lambda one: (abs(math.log2(one.config.lr / lr)), one.config.seed), default=None)
+
     def runs(self, metric: Metric) -> str:
         """How many runs stand behind the number."""
         summary = self.summaries[metric].summary
@@ -100,7 +118,8 @@ class ExhibitCell:
             return f"{count_text(sum(rate.runs for rate in summary.rates), 'run')} at {rates}"
         best = summary.best
         kept = f"best {best.kept} of " if best.kept < best.runs else ""
-        return f"{kept}{count_text(best.runs, 'run')}; {rates} tried"
+        seeds = [t.config.seed for t in self.recorded if t.has_result and t.config.lr == best.lr]
+        return f"{kept}{count_text(best.runs, 'run')} ({_seeds_text(sorted(seeds))}); {rates} tried"
 
     @property
     def departures(self) -> list[str]:
@@ -118,6 +137,13 @@ class ExhibitCell:
         return [words for words, holds in differs.items() if holds]
 
 
+def _seeds_text(seeds: list[int]) -> str:
+    if len(seeds) == 1:
+        return f"seed {seeds[0]}"
+    unbroken = seeds == list(range(seeds[0], seeds[-1] + 1))
+    return f"seeds {seeds[0]} to {seeds[-1]}" if unbroken else f"seeds {', '.join(map(str, seeds))}"
+
+
 def plan_cells(exhibit: Exhibit, preset: Preset, precision: Precision | None = None) -> list[ExhibitCell]:
     """Every cell of a table or figure that the preset has, at its own precision unless one is given."""
     if preset.exhibits is not None and exhibit.name not in preset.exhibits:
@@ -129,9 +155,10 @@ def plan_cells(exhibit: Exhibit, preset: Preset, precision: Precision | None = N
     ]
 
 
-def make_grid(planned: Iterable[ExhibitCell]) -> Grid:
-    """The trials of all cells, each once; every cell has one run before any has two."""
-    trials = dict.fromkeys(config for cell in planned for config in cell.trials)
+def grid_of(planned: Iterable[ExhibitCell]) -> Grid:
+    """The trials of all cells, each once: the smallest first, and every cell once before any twice."""
+    rising = sorted(planned, key=lambda cell: cell.at)
+    trials = dict.fromkeys(config for cell in rising for config in cell.trials)
     return Grid(tuple(sorted(trials, key=lambda config: config.seed)))
 
 

@@ -63,7 +63,8 @@ def _compare_numbers(published: Result, measured: Result, cell: ExhibitCell) -> 
     assert published.value is not None, "it has not failed"
     digits = decimals(published.metric)
     difference = measured.value - published.value
-    words = f"{difference:+.{digits}f}{' points' * (published.metric == 'test_accuracy')}"
+    shown = round(difference, digits) + 0.0  # +0.0 in place of -0.0
+    words = f"{shown:+.{digits}f}{' points' * (published.metric == 'test_accuracy')}"
     if cell.departures:
         return "open", f"{words}, {', '.join(cell.departures)}"
     if published.spread is None:
