@@ -86,7 +86,7 @@ def reproduce(
         observer=observer,
     )
     if not outcome.left:
-        probes = list(dict.fromkeys(name for exhibit in exhibits for name in exhibit.probes))
+        probes = dict.fromkeys(name for exhibit in exhibits for name in exhibit.probes)
         measure_probes(probes, Path(out), first_seed, str(find_device(device)), chosen.networks, progress)
     return outcome
 

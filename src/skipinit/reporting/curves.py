@@ -21,7 +21,7 @@ from ..paper.cells import ExhibitCell
 from ..paper.collect import Probed
 from ..paper.exhibits import Curve, Exhibit
 from ..paper.measurements import Result
-from ..probing.plot import COLORS, MARKERS, Series, draw
+from ..probing.plot import COLORS, MARKERS
 from ..sweeping.results import Metric
 from ..training.records import EpochRecord
 
@@ -184,28 +184,10 @@ def _legend(axes: Axes) -> None:
 
 def draw_probe(probed: Probed, id: str) -> str:
     """Measured variances over the paper's laws."""
-    from ..paper.theory_figures import FIGURES  # brings torch, which pages without these figures do not need
+    from ..paper.theory_figures import FIGURES, draw_figure  # with torch, which other pages do not need
 
-    plan = next(plan for name, plan in FIGURES.items() if name == probed.figure)
     figure, axes = new_panel()
-    depths = [row["depth"] for row in probed.rows]
-    series = [
-        Series(
-            quantity.label,
-            quantity.color,
-            [row[quantity.field] for row in probed.rows],
-            [quantity.law(depth) for depth in depths] if quantity.law else None,
-            _plain(quantity.formula),
-        )
-        for quantity in plan.quantities
-    ]
-    draw(axes, depths, series, plan.scale)
-    axes.set_ylabel("variance")
+    draw_figure(axes, probed.figure, probed.rows)
     _legend(axes)
-    label = f"{plan.title}: variances against depth, measured and theory"
+    label = f"{FIGURES[probed.figure].title}: variances against depth, measured and theory"
     return render(figure, id, escape(label))
-
-
-def _plain(formula: str) -> str:
-    """Without TeX: text in the picture stays text."""
-    return formula.replace("$2^{ℓ-1}$", "2^(ℓ−1)")

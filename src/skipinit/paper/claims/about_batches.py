@@ -10,17 +10,18 @@ from __future__ import annotations
 from .claim import Claim, Rule
 from .points import Span, larger_rates, leads, similar_rates
 from .series import (
+    FLAT_THEN_FALLING,
+    LOSS_FALLING,
+    LOSS_RISING,
+    NEVER_RISING,
+    STEADY,
     constant_rate,
     far_from_unstable,
-    flat_then_falling,
+    has_shape,
     larger_stable_rate,
     larger_threshold,
-    loss_falls,
-    loss_rises,
-    never_rises,
     peaks,
     proportional_rate,
-    steady,
 )
 
 METHODS = ("batchnorm", "skipinit", "none")
@@ -53,7 +54,7 @@ BATCH_SIZE = (
         "accuracy-flat-then-falling",
         "3",
         "With and without batch norm, accuracy is the same at all small batches and falls past a threshold.",
-        tuple(flat_then_falling("figure3", method, EVERY) for method in ("batchnorm", "none")),
+        tuple(has_shape("figure3", method, EVERY, FLAT_THEN_FALLING) for method in ("batchnorm", "none")),
     ),
     Claim(
         "batchnorm-scales-to-larger-batches",
@@ -122,7 +123,7 @@ BATCH_SIZE = (
         "accuracy-never-rises-with-batch-size",
         "3",
         "At a fixed number of epochs no method gains accuracy from a larger batch.",
-        tuple(never_rises("figure3", method, EVERY) for method in METHODS),
+        tuple(has_shape("figure3", method, EVERY, NEVER_RISING) for method in METHODS),
     ),
     Claim(
         "cifar100-batchnorm-better-at-every-batch-size",
@@ -168,19 +169,19 @@ REGULARIZATION = (
         "batchnorm-loss-rises-from-1-to-2",
         "4",
         "The training loss of batch norm rises from a batch of 1 to a batch of 2.",
-        (loss_rises("figure4", "batchnorm", (1, 2)),),
+        (has_shape("figure4", "batchnorm", (1, 2), LOSS_RISING),),
     ),
     Claim(
         "batchnorm-loss-falls-from-2",
         "4",
         "From a batch of 2 up the training loss of batch norm falls consistently.",
-        (loss_falls("figure4", "batchnorm", Span(low=2, fewest=3)),),
+        (has_shape("figure4", "batchnorm", Span(low=2, fewest=3), LOSS_FALLING),),
     ),
     Claim(
         "skipinit-independent-of-small-batches",
         "4",
         "SkipInit, regularized or not, does not depend on the batch size while that is small.",
-        tuple(steady("figure4", method, SMALL_FULL) for method in NORMALIZED_OR_SKIPINIT[1:]),
+        tuple(has_shape("figure4", method, SMALL_FULL, STEADY) for method in NORMALIZED_OR_SKIPINIT[1:]),
     ),
     Claim(
         "regularized-skipinit-better-at-tiny-batches",
