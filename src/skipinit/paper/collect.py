@@ -23,7 +23,7 @@ from ..sweeping.store import FILE, open_store
 from ..training.records import EpochRecord, Trial
 from .cells import ExhibitCell, plan_cells
 from .claims import CLAIMS
-from .claims.claim import Claim, ClaimState, Finding
+from .claims.claim import ClaimState, Finding
 from .exhibits import EXHIBITS
 from .measurements import MeasurementSet, Place, Result
 from .presets import PRECISIONS, PRESETS
@@ -113,13 +113,14 @@ class Collection:
         rows = {name: probed.rows for name, probed in self.probes.items()}
         return {"at initialization": MeasurementSet(rows=rows), **dict(reversed(deciding.items()))}
 
-    def judge(self, claim: Claim) -> JudgedClaim:
-        """Where a claim stands."""
+    def judge(self, name: str) -> JudgedClaim:
+        """Where the claim of that name stands."""
+        claim = CLAIMS[name]
         found = {label: claim.check(measurements) for label, measurements in self.deciding.items()}
         evidence = {label: each for label, each in found.items() if each.state != "not measured yet"}
         state = list(evidence.values())[-1].state if evidence else "not measured yet"
         return JudgedClaim(
-            claim.id, claim.section, claim.statement, claim.criterion, claim.needs, state, evidence
+            name, claim.section, claim.statement, claim.criterion, claim.needs, state, evidence
         )
 
 
@@ -139,7 +140,7 @@ def claims(folders: str | Path | Iterable[str | Path]) -> list[JudgedClaim]:
         folders: one or more that `reproduce` or `sweep` filled, or files that `store export` wrote.
     """
     collection = collect(folders)
-    return [collection.judge(claim) for claim in CLAIMS.values()]
+    return [collection.judge(name) for name in CLAIMS]
 
 
 def collect(folders: str | Path | Iterable[str | Path]) -> Collection:

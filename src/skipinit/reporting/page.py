@@ -85,7 +85,7 @@ def make_page(collection: Collection) -> str:
         undefined=jinja2.StrictUndefined,
     )
     environment.filters["powers"] = _powers
-    judged = [collection.judge(claim) for claim in CLAIMS.values()]
+    judged = [collection.judge(name) for name in CLAIMS]
     sections = [_section(exhibit, collection) for exhibit in EXHIBITS.values()]
     used = [cells[0].preset.name for cells in collection.sets.values()]
     return environment.get_template("page.html").render(
