@@ -154,7 +154,7 @@ def test_the_opening_says_who_trains_who_stays_and_who_explodes() -> None:
     made = make_collection(trials("demo", scores, names=("table1",)))
     text = Page(make_page(made)).text
     assert text.count("explodes: SkipInit from α = 1") == 3
-    assert text.count("stays at chance: divided by √2") == 3
+    assert text.count("at chance: divided by √2") == 3
     assert text.count("trains: batch norm, SkipInit (α = 0)") == 3
 
 

@@ -48,7 +48,7 @@ def demo(seed: int = 0, out: Path = Path("demo")) -> int:
         board = Board(console, out, seed, seconds)
         with Live(board, console=console, refresh_per_second=2) if console.is_terminal else nullcontext():
             outcome = reproduce(
-                "table1", out, preset="demo", first_seed=seed, device="cpu", progress=False,
+                ["table1", "figure2"], out, preset="demo", first_seed=seed, device="cpu", progress=False,
                 observer=board.take,
             )  # fmt: skip
             board.read()
@@ -58,7 +58,6 @@ def demo(seed: int = 0, out: Path = Path("demo")) -> int:
         if not console.is_terminal:
             console.print(board)
         console.print(board.summary())
-        reproduce("figure2", out, preset="demo", first_seed=seed, device="cpu")
         page = report(out, out / "report.html")
         console.print(f"\nOpen {page} in a browser ({seconds():.0f} s in all).\n{_NEXT}", soft_wrap=True)
     return _FAILED_TRIALS if outcome.failures else 0
@@ -159,7 +158,7 @@ def _show(cell: ExhibitCell) -> Text:
 
 def _published(cell: ExhibitCell) -> str:
     published = _TABLE.cells[cell.method.name, cell.at]
-    return "fails" if published.failed else str(published)
+    return "fails" if published.failed else f"{published.value}"
 
 
 def _outcome(cell: ExhibitCell) -> str:

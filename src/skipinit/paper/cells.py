@@ -94,13 +94,13 @@ class ExhibitCell:
         return {metric: result for metric, result in found.items() if result}
 
     @property
-    def ending(self) -> Literal["trains", "stays at chance", "explodes"] | None:
+    def ending(self) -> Literal["trains", "at chance", "explodes"] | None:
         """What became of it; None where that is not known yet. A failed one explodes if every run did."""
         result = next(iter(self.results.values()), None)
         if result is None or not result.failed:
             return result and "trains"
         finite = any(trial.state == "finished" for trial in self.recorded)
-        return "stays at chance" if finite else "explodes"
+        return "at chance" if finite else "explodes"
 
     @property
     def shown_trial(self) -> Trial | None:

@@ -36,6 +36,7 @@ from ..probing.measure import probe
 from ..probing.plot import BRANCH, MOVING_MEAN, MOVING_VARIANCE, SKIP, Series, draw, save
 from ..provenance import Provenance
 from ..training.control import steps_bar
+from ..training.world import open_device
 from .claims.claim import Law
 from .collect import INITIALIZATION, Probed, read_probed
 
@@ -238,7 +239,8 @@ def measure_probes(
         wanted = FIGURES[name].networks if name in FIGURES else 1
         networks = min(wanted, most_networks or wanted)
         if not path.exists() or read_probed(path).networks < networks:
-            _write(path, _measure(name, seed, device, networks, progress))
+            with open_device(torch.device(device)):
+                _write(path, _measure(name, seed, device, networks, progress))
 
 
 def _write(path: Path, probed: Probed) -> None:
