@@ -114,13 +114,10 @@ class Board:
         title = f"Test accuracy in percent, after {self.seconds():.0f} s"
         table = Table(title=title, title_justify="left", show_lines=True)
         table.add_column("layers", justify="right")
-        columns = {cell.method.label: [] for cell in self.cells}
-        for cell in self.cells:
-            columns[cell.method.label].append(cell)
-        for label in columns:
+        for label in dict.fromkeys(cell.method.label for cell in self.cells):
             table.add_column(label)
-        for row in zip(*columns.values(), strict=True):
-            table.add_row(str(row[0].at), *map(_show, row))
+        for depth in dict.fromkeys(cell.at for cell in self.cells):
+            table.add_row(str(depth), *(_show(cell) for cell in self.cells if cell.at == depth))
         return table
 
     def summary(self) -> str:

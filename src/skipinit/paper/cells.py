@@ -96,9 +96,10 @@ class ExhibitCell:
     @property
     def ending(self) -> Literal["trains", "at chance", "explodes"] | None:
         """What became of it; None where that is not known yet. A failed one explodes if every run did."""
-        result = next(iter(self.results.values()), None)
-        if result is None or not result.failed:
-            return result and "trains"
+        if not self.results:
+            return None
+        if not next(iter(self.results.values())).failed:
+            return "trains"
         finite = any(trial.state == "finished" for trial in self.recorded)
         return "at chance" if finite else "explodes"
 

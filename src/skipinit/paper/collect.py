@@ -42,7 +42,7 @@ classifier, belong to no cell.
 
 def restate_earlier(config: TrainConfig) -> TrainConfig:
     """The same trial under the earlier protocol; an option that is None does not apply and stays."""
-    before = {"classifier_init": "he", "projection": "activated"}
+    before: dict[str, Any] = {"classifier_init": "he", "projection": "activated"}
     applying = {name: value for name, value in before.items() if getattr(config.model, name) is not None}
     return replace(config, model=replace(config.model, **applying), crop_padding="zero")
 
