@@ -80,7 +80,7 @@ def test_every_cell_carries_preset_data_and_runs() -> None:
     rows = [row for rows in table.groups.values() for row in rows]
     assert len(rows) == 18
     assert all(
-        re.fullmatch(r"1 run \(seed 0\); [1-6] rates? tried|[1-6] runs? at [1-6] rates?", row.runs)
+        re.fullmatch(r"1 run \(seed 0\); [1-6] rates? tried|[1-6] runs? \(seed 0\) at [1-6] rates?", row.runs)
         for row in rows
     )
 

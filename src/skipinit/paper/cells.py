@@ -114,13 +114,15 @@ class ExhibitCell:
     def runs(self, metric: Metric) -> str:
         """How many runs stand behind the number."""
         summary = self.summaries[metric].summary
+        ended = [trial.config for trial in self.recorded if trial.has_result]
         rates = count_text(len(summary.rates), "rate")
-        if summary.best is None:
-            return f"{count_text(sum(rate.runs for rate in summary.rates), 'run')} at {rates}"
         best = summary.best
+        if best is None:
+            seeds = _seeds_text({config.seed for config in ended})
+            return f"{count_text(len(ended), 'run')} ({seeds}) at {rates}" if ended else ""
         kept = f"best {best.kept} of " if best.kept < best.runs else ""
-        seeds = [t.config.seed for t in self.recorded if t.has_result and t.config.lr == best.lr]
-        return f"{kept}{count_text(best.runs, 'run')} ({_seeds_text(sorted(seeds))}); {rates} tried"
+        seeds = _seeds_text({config.seed for config in ended if config.lr == best.lr})
+        return f"{kept}{count_text(best.runs, 'run')} ({seeds}); {rates} tried"
 
     @property
     def departures(self) -> list[str]:
@@ -138,11 +140,12 @@ class ExhibitCell:
         return [words for words, holds in differs.items() if holds]
 
 
-def _seeds_text(seeds: list[int]) -> str:
-    if len(seeds) == 1:
-        return f"seed {seeds[0]}"
-    unbroken = seeds == list(range(seeds[0], seeds[-1] + 1))
-    return f"seeds {seeds[0]} to {seeds[-1]}" if unbroken else f"seeds {', '.join(map(str, seeds))}"
+def _seeds_text(seeds: set[int]) -> str:
+    first, last = min(seeds), max(seeds)
+    if first == last:
+        return f"seed {first}"
+    unbroken = len(seeds) == last - first + 1
+    return f"seeds {first} to {last}" if unbroken else f"seeds {', '.join(map(str, sorted(seeds)))}"
 
 
 def plan_cells(exhibit: Exhibit, preset: Preset, precision: Precision | None = None) -> list[ExhibitCell]:
