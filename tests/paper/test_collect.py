@@ -13,8 +13,7 @@ import skipinit
 from skipinit.config import ModelConfig, TrainConfig
 from skipinit.errors import ConfigError, DataError
 from skipinit.paper import cells
-from skipinit.paper.claims import CLAIMS
-from skipinit.paper.collect import EARLIER_PROTOCOLS, Collection, collect
+from skipinit.paper.collect import Collection, collect, restate_earlier
 from skipinit.reporting.tables import compare
 from skipinit.sweeping.exchange import export_results
 from skipinit.sweeping.store import open_store
@@ -25,10 +24,10 @@ from support.made_up_trials import first_set, made_up_trial, make_collection, tr
 
 def test_digits_do_not_say_what_holds_on_another_data_set() -> None:
     digits = make_collection(trials("quick"))
-    assert digits.judge(CLAIMS["batchnorm-trains-at-any-depth"]).state == "holds"
-    assert digits.judge(CLAIMS["cifar100-batchnorm-and-skipinit-train-deep"]).state == "not measured yet"
+    assert digits.judge("batchnorm-trains-at-any-depth").state == "holds"
+    assert digits.judge("cifar100-batchnorm-and-skipinit-train-deep").state == "not measured yet"
     papers = make_collection(trials("paper"))
-    assert papers.judge(CLAIMS["cifar100-batchnorm-and-skipinit-train-deep"]).state == "holds"
+    assert papers.judge("cifar100-batchnorm-and-skipinit-train-deep").state == "holds"
 
 
 def test_a_reduced_number_never_passes_for_the_papers() -> None:
@@ -48,12 +47,12 @@ def test_who_trains_may_be_seen_under_several_presets_how_well_may_not() -> None
     shallow = (each for each in trials("paper", names=("table1",)) if each.config.model.name == "wrn16_2")
     deep = (each for each in trials("reduced", names=("table1",)) if each.config.model.name != "wrn16_2")
     both = make_collection(shallow, deep)
-    ((label, found),) = both.judge(CLAIMS["batchnorm-trains-at-any-depth"]).evidence.items()
+    ((label, found),) = both.judge("batchnorm-trains-at-any-depth").evidence.items()
     assert (label, found.state) == ("reduced", "holds")
     assert "depth 16 (under paper)" in found.words
     assert "depth 1000 (after 1 epoch only)" in found.words
-    assert not both.judge(CLAIMS["skipinit-slightly-below-batchnorm"]).evidence
-    assert not both.judge(CLAIMS["skipinit-rate-hardly-depends-on-depth"]).evidence
+    assert not both.judge("skipinit-slightly-below-batchnorm").evidence
+    assert not both.judge("skipinit-rate-hardly-depends-on-depth").evidence
 
 
 def test_precisions_are_kept_apart() -> None:
@@ -118,7 +117,7 @@ def padded_by_zeros(preset: str) -> Iterator[Trial]:
 def test_an_earlier_protocol_says_who_trains_and_not_how_well() -> None:
     earlier = make_collection(padded_by_zeros("reduced"))
     assert {cell.earlier for cell in first_set(earlier)} == {"crops padded by zeros, He classifier"}
-    trains = earlier.judge(CLAIMS["batchnorm-trains-at-any-depth"])
+    trains = earlier.judge("batchnorm-trains-at-any-depth")
     assert trains.state == "holds"
     assert (
         "depth 16 (crops padded by zeros, He classifier): batchnorm 93.5" in trains.evidence["reduced"].words
@@ -127,16 +126,16 @@ def test_an_earlier_protocol_says_who_trains_and_not_how_well() -> None:
         "depth 1000 (after 1 epoch only, crops padded by zeros, He classifier)"
         in trains.evidence["reduced"].words
     )
-    assert earlier.judge(CLAIMS["alpha-one-fails-deep"]).state == "holds"
-    assert earlier.judge(CLAIMS["skipinit-slightly-below-batchnorm"]).state == "not measured yet"
-    assert earlier.judge(CLAIMS["batchnorm-rate-hardly-depends-on-depth"]).state == "not measured yet"
+    assert earlier.judge("alpha-one-fails-deep").state == "holds"
+    assert earlier.judge("skipinit-slightly-below-batchnorm").state == "not measured yet"
+    assert earlier.judge("batchnorm-rate-hardly-depends-on-depth").state == "not measured yet"
 
 
 @pytest.mark.usefixtures("_changed")
 def test_reservations_add_up() -> None:
     shallow = (each for each in padded_by_zeros("paper") if each.config.model.name == "wrn16_2")
     deep = (each for each in padded_by_zeros("reduced") if each.config.model.name != "wrn16_2")
-    found = make_collection(shallow, deep).judge(CLAIMS["batchnorm-trains-at-any-depth"])
+    found = make_collection(shallow, deep).judge("batchnorm-trains-at-any-depth")
     assert (
         "depth 16 (crops padded by zeros, He classifier, under paper): batchnorm 93.5"
         in found.evidence["reduced"].words
@@ -174,12 +173,11 @@ def test_a_result_of_todays_protocol_comes_before_earlier_ones() -> None:
 
 
 def test_an_earlier_protocol_is_a_change_to_a_config() -> None:
-    (zeros,) = EARLIER_PROTOCOLS
     today = ModelConfig("wrn16_2", scheme="skipinit", classifier_init="lecun", projection="raw")
     config = make_train_config(today, "cifar10", crop_padding="reflect", lr=0.5)
-    earlier = zeros.restate(config)
+    earlier = restate_earlier(config)
     assert (earlier.crop_padding, earlier.model.classifier_init) == ("zero", "he")
     assert earlier.model.projection == "activated"
     assert replace(earlier, crop_padding="reflect", model=config.model) == config, "nothing else changes"
     fixup = make_train_config(ModelConfig("resnet50_v1", scheme="fixup"), "imagenet")
-    assert zeros.restate(fixup).model == fixup.model, "what does not apply to a network stays"
+    assert restate_earlier(fixup).model == fixup.model, "what does not apply to a network stays"

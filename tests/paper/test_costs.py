@@ -14,11 +14,10 @@ from skipinit.cli import main
 from skipinit.config import ModelConfig, TrainConfig
 from skipinit.nets.describe import describe
 from skipinit.paper import costs
-from skipinit.paper.cells import make_grid, plan_cells
-from skipinit.paper.costs import count_trials, estimate_costs, measure_network, stand_in
+from skipinit.paper.cells import grid_of, plan_cells
+from skipinit.paper.costs import count_trials, count_work, estimate_costs, measure_step
 from skipinit.paper.exhibits import EXHIBITS, Exhibit
 from skipinit.paper.presets import PRESETS
-from skipinit.sweeping.forecast import Step
 
 CPU = torch.device("cpu")
 
@@ -26,40 +25,37 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize(
     "name", ["wrn16_1", "wrn100_2", "wrn16_4", "wrn28_10", "resnet50_v2", "resnet152_v1"]
 )
-def test_a_stand_in_does_as_much_arithmetic(name: str) -> None:
+def test_work_is_counted_as_arithmetic(name: str) -> None:
     """Counted on the networks themselves."""
     data = "imagenet" if name.startswith("resnet") else "cifar10"
     config = TrainConfig(ModelConfig(name, "skipinit"), data, lr=0.1, batch_size=64, epochs=1)
-    other = stand_in(config, on_gpu=True)
-    assert other.data == "cifar10"
-    ratio = other.batch_size * describe(other.model).macs / (config.batch_size * describe(config.model).macs)
-    assert 0.75 < ratio < 1.25
+    blocks, batch = count_work(config, "cuda")
+    timed = describe(ModelConfig("wrn28_2", "skipinit")).macs
+    assert 0.75 < blocks * batch * timed / (config.batch_size * describe(config.model).macs) < 1.25
 
 
-def test_a_stand_in_scales_with_batch_width_and_pixels() -> None:
+def test_work_scales_with_depth_batch_width_and_pixels() -> None:
     config = TrainConfig(ModelConfig("wrn100_2", "batchnorm"), "cifar10", 0.1, 64, 1, precision="bfloat16")
-    other = stand_in(config, on_gpu=False)
-    assert (other.model.name, other.data, other.precision) == ("wrn100_1", "digits", "float32")
-    assert other.batch_size == 64 * 2**2 * (32 // 8) ** 2
-    assert stand_in(config, on_gpu=True).precision == "bfloat16"
-    digits = replace(config, model=ModelConfig("wrn16_1", in_channels=1), data="digits", batch_size=3)
-    assert stand_in(digits, on_gpu=False).batch_size == 3
-    assert stand_in(digits, on_gpu=True).batch_size == 1, "a batch has an example at least"
+    assert count_work(config, "cpu") == (48 / 12, 64 * 2**2 * (32 // 8) ** 2)
+    digits = replace(config, model=ModelConfig("wrn28_1", in_channels=1), data="digits", batch_size=3)
+    assert count_work(digits, "cpu") == (1, 3)
 
 
 @pytest.mark.parametrize("preset", ["smoke", "demo", "quick", "reduced"])
 @pytest.mark.parametrize("exhibit", EXHIBITS.values(), ids=EXHIBITS)
 def test_trials_are_counted_as_they_are_run(exhibit: Exhibit, preset: str) -> None:
     planned = plan_cells(exhibit, PRESETS[preset])
-    assert sum(count_trials(planned).values()) == len(make_grid(planned).trials)
+    assert sum(count_trials(planned).values()) == len(grid_of(planned).trials)
 
 
-def test_costs_are_those_of_the_trials() -> None:
-    """On a machine on which every step takes a second, an epoch is its steps and a third for the scores."""
-    found = estimate_costs(CPU, lambda config: Step(1.0))
-    # One epoch of 22 batches of 64 digits, 355 test images, six methods; and one network at initialization.
-    assert found["table1"]["smoke"] == pytest.approx(3 + 6 * (22 + 355 / 192))
-    assert found["table3"]["smoke"] == pytest.approx(6 * (22 + 355 / 192))
+def test_costs_are_those_of_the_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where 12 blocks take 58 s for 32 examples and as much as 26 more, WRN-16's 6 take 45 s for 64."""
+    monkeypatch.setattr(costs, "workers_at_once", lambda: 3)
+    found = estimate_costs(CPU, lambda precision: 58.0)
+    # One epoch of 22 batches of 64 digits, a third of a step for each batch of the 355 test images, six
+    # methods on three cores; and one network at initialization.
+    assert found["table1"]["smoke"] == pytest.approx(3 + 6 / 3 * 45 * (22 + 355 / 192))
+    assert found["table3"]["smoke"] == pytest.approx(6 / 3 * 45 * (22 + 355 / 192))
     assert found["figure2"]["demo"] == 9, "three networks"
     assert list(found["figure3"]) == ["smoke", "quick", "reduced", "paper"], "the demo has none"
     assert set(found) == set(EXHIBITS)
@@ -78,8 +74,7 @@ def test_the_list_loads_no_compiler() -> None:
 def test_a_timed_step_leaves_torch_as_it_was() -> None:
     torch.manual_seed(5)
     state, threads = torch.get_rng_state(), torch.get_num_threads()
-    config = TrainConfig(ModelConfig("wrn10_1", "skipinit", in_channels=1), "digits", 0.1, 4, 1)
-    seconds = measure_network(config, CPU).seconds
+    seconds = measure_step("float32", CPU)
     assert math.isfinite(seconds)
     assert seconds > 0
     assert torch.equal(torch.get_rng_state(), state)
@@ -91,7 +86,7 @@ def test_the_list_fits_80_columns_and_says_what_needs_a_gpu(
     speed: float, offered: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr(costs, "measure_network", lambda config, device: Step(speed * config.batch_size))
+    monkeypatch.setattr(costs, "measure_step", lambda precision, device: speed)
     assert main(["reproduce", "--list", "--device", "cpu"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80

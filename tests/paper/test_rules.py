@@ -9,12 +9,13 @@ import pytest
 from skipinit.paper.claims.claim import Rule, follows, proportional
 from skipinit.paper.claims.points import Span, fails, leads, similar_rates, trains
 from skipinit.paper.claims.series import (
+    FLAT_THEN_FALLING,
+    NEVER_RISING,
     constant_rate,
     far_from_unstable,
-    flat_then_falling,
+    has_shape,
     larger_stable_rate,
     larger_threshold,
-    never_rises,
     peaks,
     proportional_rate,
 )
@@ -168,8 +169,8 @@ def test_far_from_unstable() -> None:
 )
 def test_flat_then_falling(values: dict[int, float | None], flat: str, rising_never: str) -> None:
     series = ("none", accuracies(values))
-    assert state(flat_then_falling(FIGURE, "none", Span(fewest=3)), series) == flat
-    assert state(never_rises(FIGURE, "none", Span(fewest=3)), series) == rising_never
+    assert state(has_shape(FIGURE, "none", Span(fewest=3), FLAT_THEN_FALLING), series) == flat
+    assert state(has_shape(FIGURE, "none", Span(fewest=3), NEVER_RISING), series) == rising_never
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -14,10 +15,13 @@ from skipinit.paper.cells import ExhibitCell
 from skipinit.paper.claims import CLAIMS
 from skipinit.paper.collect import collect
 from skipinit.paper.exhibits import EXHIBITS
+from skipinit.reporting.curves import draw_training
 from skipinit.reporting.page import make_page
+from skipinit.sweeping.store import open_writer
 from support.made_up_trials import (
     Scores,
     collection_of,
+    first_set,
     full_collection,
     make_collection,
     trials,
@@ -133,6 +137,46 @@ def test_pictures_follow_light_and_dark(text: str) -> None:
 def test_the_same_results_make_the_same_page() -> None:
     pages = [make_page(make_collection(trials("quick", names=("figure7",)))) for _ in range(2)]
     assert pages[0] == pages[1]
+
+
+def test_pictures_come_first_then_tables_then_claims(text: str) -> None:
+    places = [text.index(f'<h2 id="{name}">') for name in ("glance", "differences", "table1", "claims")]
+    assert places == sorted(places)
+    opening = text[places[0] : places[1]]
+    assert len(re.findall(r"<svg", opening)) == 6, "three depths, three variances"
+    assert [f"<strong>{depth} layers</strong>" in opening for depth in (16, 100, 1000)] == [True] * 3
+
+
+def test_the_opening_says_who_trains_who_stays_and_who_explodes() -> None:
+    def scores(cell: ExhibitCell) -> Scores:
+        return {"skipinit alpha=1": None, "divide-sqrt2": (10.0, 2.3)}.get(cell.method.name, (90.0, 0.1))
+
+    made = make_collection(trials("demo", scores, names=("table1",)))
+    text = Page(make_page(made)).text
+    assert text.count("explodes: SkipInit from α = 1") == 3
+    assert text.count("at chance: divided by √2") == 3
+    assert text.count("trains: batch norm, SkipInit (α = 0)") == 3
+
+
+def test_curves_are_drawn_whole(tmp_path: Path) -> None:
+    """Eight epochs of one run are eight points of its line; an exploded run has none, and an arrow."""
+    made = list(trials("demo", lambda _: (90.0, 0.1), names=("table1",)))
+    with open_writer(tmp_path) as writer:
+        epochs = {
+            each.id: [replace(each.last, epoch=n + 1) for n in range(each.config.epochs)] for each in made
+        }
+        writer.put((each, epochs[each.id]) for each in made)
+    collection = collect(tmp_path)
+    assert {len(curve) for curve in collection.curves.values()} == {each.config.epochs for each in made}
+    cells = [cell for cell in first_set(collection) if cell.at == 16]
+    assert [cell.shown_trial.config.seed for cell in cells] == [0] * 4
+    drawn = draw_training(cells, collection.curves, "here")
+    assert "explodes" not in drawn
+    exploded = [
+        replace(cell, recorded=tuple(replace(t, state="diverged", last=None) for t in cell.recorded))
+        for cell in cells
+    ]
+    assert draw_training(exploded, {}, "here").count("explodes at step") == 4
 
 
 def test_what_failed_is_said_first() -> None:

@@ -6,7 +6,6 @@ import re
 
 import pytest
 
-from skipinit.paper.claims import CLAIMS
 from skipinit.paper.collect import Collection
 from skipinit.paper.exhibits import EXHIBITS
 from skipinit.reporting.tables import Comparison, ResultTable, compare, make_table
@@ -81,7 +80,8 @@ def test_every_cell_carries_preset_data_and_runs() -> None:
     rows = [row for rows in table.groups.values() for row in rows]
     assert len(rows) == 18
     assert all(
-        re.fullmatch(r"1 run; [1-6] rates? tried|[1-6] runs? at [1-6] rates?", row.runs) for row in rows
+        re.fullmatch(r"1 run \(seed 0\); [1-6] rates? tried|[1-6] runs? \(seed 0\) at [1-6] rates?", row.runs)
+        for row in rows
     )
 
 
@@ -89,7 +89,7 @@ def test_smoke_says_nothing_of_the_paper() -> None:
     smoke = make_collection(trials("smoke", lambda _: None, names=("table1",)))
     rows = [row for rows in table_of(smoke).groups.values() for row in rows]
     assert {(row.comparison.agreement, row.comparison.training) for row in rows} == {("open", "open")}
-    assert smoke.judge(CLAIMS["skipinit-trains-at-any-depth"]).state == "not measured yet"
+    assert smoke.judge("skipinit-trains-at-any-depth").state == "not measured yet"
 
 
 def test_what_is_as_in_the_paper_says_so() -> None:

@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from ..files import write_whole
 from ..paper.exhibits import EXHIBITS
 from ..paper.presets import PRESETS
 
 if TYPE_CHECKING:
-    from ..reporting.tables import ResultTable, TableRow
+    from ..paper.cells import ExhibitCell
+    from ..training.records import Event
+
+_TABLE = EXHIBITS["table1"]
+_FAILED_TRIALS, _STOPPED = 3, 130
+_NEXT = """What to try next:
+  skipinit probe wrn100_2 --scheme none          see the variance double in every block
+  skipinit train wrn16_2 --data digits           train a network of your choice
+  skipinit reproduce --list                      every table and figure of the paper"""
 
 
 def demo(seed: int = 0, out: Path = Path("demo")) -> int:
-    """See the paper's point in minutes: which deep networks train, and which fail, beside its Table 1.
+    """See the paper's point in two minutes: which deep networks train, and which fail, beside its Table 1.
 
     Trains networks of 16, 100 and 1000 layers on handwritten digits, on the CPU, with batch norm, with
     SkipInit, and in two ways that fail; measures the variances of Figure 2; writes the report.
@@ -27,53 +39,133 @@ def demo(seed: int = 0, out: Path = Path("demo")) -> int:
         seed: Of weights and data order.
         out: Folder for results and report.
     """
-    from ..paper.collect import collect
     from ..paper.reproduce import reproduce
     from ..reporting.page import report
-    from ..reporting.tables import make_table
 
-    console, started = Console(highlight=False), time.monotonic()
+    console = Console(highlight=False)
     console.print(f"{PRESETS['demo'].about}. Everything goes into {out}.")
-    outcome = reproduce(["figure2", "table1"], out, preset="demo", first_seed=seed, device="cpu")
-    if outcome.left:
-        console.print("Stopped. Run the same command again to resume.")
-        return 130
-    (cells,) = [cells for cells in collect(out).sets.values() if cells[0].preset.name == "demo"]
-    table = make_table(EXHIBITS["table1"], "test_accuracy", cells)
-    assert table, "the demo has trained it"
-    console.print(_table(table))
-    console.print(_summary(table))
-    page = report(out, out / "report.html")
-    console.print(f"Report: {page} ({time.monotonic() - started:.0f} s in all)")
-    return 0
+    with _clock(out / "seconds.txt") as seconds:
+        board = Board(console, out, seed, seconds)
+        with Live(board, console=console, refresh_per_second=2) if console.is_terminal else nullcontext():
+            outcome = reproduce(
+                ["table1", "figure2"], out, preset="demo", first_seed=seed, device="cpu", progress=False,
+                observer=board.take,
+            )  # fmt: skip
+            board.read()
+        if outcome.left:
+            console.print("Stopped. Run the same command again to resume.")
+            return _STOPPED
+        if not console.is_terminal:
+            console.print(board)
+        console.print(board.summary())
+        page = report(out, out / "report.html")
+        console.print(f"\nOpen {page} in a browser ({seconds():.0f} s in all).\n{_NEXT}", soft_wrap=True)
+    return _FAILED_TRIALS if outcome.failures else 0
 
 
-def _table(measured: ResultTable) -> Table:
-    """Depths down, methods across; in each cell what was measured over what the paper has."""
-    table = Table(title="Test accuracy in percent", title_justify="left", show_lines=True)
-    table.add_column("depth", justify="right")
-    columns = {label: rows for label, rows in measured.groups.items() if any(row.runs for row in rows)}
-    for label in columns:
-        table.add_column(label)
-    for rows in zip(*columns.values(), strict=True):
-        table.add_row(str(rows[0].at), *map(_cell, rows))
-    return table
+@contextmanager
+def _clock(file: Path) -> Iterator[Callable[[], float]]:
+    """Seconds so far; the file keeps them for the parts to come."""
+    before, started = 0.0, time.monotonic()
+    with suppress(OSError, ValueError):
+        before = float(file.read_text(encoding="utf-8"))
+
+    def seconds() -> float:
+        return before + time.monotonic() - started
+
+    try:
+        yield seconds
+    finally:
+        if file.parent.is_dir():
+            write_whole(file, lambda stream: stream.write(f"{seconds():.1f}\n".encode()))
 
 
-def _cell(row: TableRow) -> Text:
-    agrees = row.comparison.training == "agrees"
-    words = Text(f"{row.measured} {'✓' if agrees else '✗'}\n", style="green" if agrees else "bold red")
-    words.append(f"paper {row.paper}\n", style="default")
-    return words.append(f"rate {row.tried}", style="dim")
+class Board:
+    """Table 1 of the demo, which fills as trainings end; in a log file, a line for every cell that does."""
+
+    def __init__(self, console: Console, out: Path, seed: int, seconds: Callable[[], float]) -> None:
+        from ..paper.cells import plan_cells
+
+        self.console, self.out, self.seconds = console, out, seconds
+        planned = plan_cells(_TABLE, PRESETS["demo"])
+        self.cells = [cell.narrow(1, around_best=False, first_seed=seed) for cell in planned]
+        self.told: set[str] = set()
+
+    def take(self, event: Event) -> None:
+        """Show what happened to a trial."""
+        self.read()
+
+    def read(self) -> None:
+        """Bring the cells up to date with the store, and say which have ended."""
+        from ..paper.collect import fill
+        from ..sweeping.store import open_store
+
+        with open_store(self.out) as store:
+            self.cells = list(fill(self.cells, store.trials()))
+        for cell in self.cells:
+            name = f"{cell.at} layers, {cell.method.label}"
+            if cell.results and name not in self.told and not self.console.is_terminal:
+                words = f"{self.seconds():4.0f} s  {name}: {_outcome(cell)}; paper: {_published(cell)}"
+                self.console.print(words, soft_wrap=True)
+                self.told.add(name)
+
+    def __rich__(self) -> Table:
+        """Depths down, methods across; in each cell what was measured over what the paper has."""
+        title = f"Test accuracy in percent, after {self.seconds():.0f} s"
+        table = Table(title=title, title_justify="left", show_lines=True)
+        table.add_column("layers", justify="right")
+        for label in dict.fromkeys(cell.method.label for cell in self.cells):
+            table.add_column(label)
+        for depth in dict.fromkeys(cell.at for cell in self.cells):
+            table.add_row(str(depth), *(_show(cell) for cell in self.cells if cell.at == depth))
+        return table
+
+    def summary(self) -> str:
+        """What the numbers are of, and how many cells agree with the paper."""
+        from ..reporting.tables import compare, conditions
+
+        found = [
+            (cell, compare(_TABLE.cells[cell.method.name, cell.at], cell, "test_accuracy"))
+            for cell in self.cells
+        ]
+        agreeing = sum(each.training == "agrees" for _, each in found)
+        lines = [
+            f"Here: {conditions(_TABLE, self.cells)}.",
+            "Paper: CIFAR-10, width 2, 200 epochs, best of 13 rates.",
+            f"{agreeing} of {len(found)} cells agree with the paper on who trains and who fails.",
+            "The accuracies themselves are not comparable: the data are others.",
+            *(
+                f"✗ {cell.method.label}, {cell.at} layers: {each.words}."
+                for cell, each in found
+                if each.training == "differs"
+            ),
+        ]
+        return "\n".join(lines)
 
 
-def _summary(measured: ResultTable) -> str:
-    rows = [row for rows in measured.groups.values() for row in rows if row.runs]
-    agreeing = sum(row.comparison.training == "agrees" for row in rows)
-    lines = [
-        f"Here: {measured.conditions}. Paper: CIFAR-10, width 2, 200 epochs, best of 13 rates.",
-        f"{agreeing} of {len(rows)} cells agree with the paper on who trains and who fails.",
-        "The accuracies themselves are not comparable: the data are others.",
-        *(f"✗ {row.method}, depth {row.at}: {row.comparison.words}." for row in measured.differing),
-    ]
-    return "\n".join(lines)
+def _show(cell: ExhibitCell) -> Text:
+    published = f"paper {_published(cell)}"
+    if not cell.results:
+        return Text(f"{_progress(cell)}\n{published}", style="dim")
+    failed = _TABLE.cells[cell.method.name, cell.at].failed
+    agrees = (cell.ending != "trains") == failed
+    words = Text(f"{_outcome(cell)} {'✓' if agrees else '✗'}\n", style="green" if agrees else "bold red")
+    return words.append(published, style="default")
+
+
+def _published(cell: ExhibitCell) -> str:
+    published = _TABLE.cells[cell.method.name, cell.at]
+    return "fails" if published.failed else f"{published.value}"
+
+
+def _outcome(cell: ExhibitCell) -> str:
+    """The accuracy, or how it failed."""
+    return str(cell.results["test_accuracy"]) if cell.ending == "trains" else str(cell.ending)
+
+
+def _progress(cell: ExhibitCell) -> str:
+    states = {trial.state for trial in cell.recorded}
+    if "running" not in states:
+        return "raised an error" if "failed" in states else "waiting"
+    (trial, *_) = cell.recorded
+    return f"epoch {(trial.last.epoch if trial.last else 0) + 1} of {trial.config.epochs}"

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Literal
 
 from ..config import Precision, TrainConfig
 from ..data.catalog import describe
@@ -92,15 +93,36 @@ class ExhibitCell:
         }
         return {metric: result for metric, result in found.items() if result}
 
+    @property
+    def ending(self) -> Literal["trains", "at chance", "explodes"] | None:
+        """What became of it; None where that is not known yet. A failed one explodes if every run did."""
+        if not self.results:
+            return None
+        if not next(iter(self.results.values())).failed:
+            return "trains"
+        finite = any(trial.state == "finished" for trial in self.recorded)
+        return "at chance" if finite else "explodes"
+
+    @property
+    def shown_trial(self) -> Trial | None:
+        """Whose curve stands for the cell: at the best rate or, if it failed, at the one expected best."""
+        found = [result.rate for result in self.results.values() if result.rate]
+        lr = found[0].lr if found else self.config.lr
+        ended = [trial for trial in self.recorded if trial.has_result]
+        return min(ended, key=lambda one: (abs(math.log2(one.config.lr / lr)), one.config.seed), default=None)
+
     def runs(self, metric: Metric) -> str:
         """How many runs stand behind the number."""
         summary = self.summaries[metric].summary
+        ended = [trial.config for trial in self.recorded if trial.has_result]
         rates = count_text(len(summary.rates), "rate")
-        if summary.best is None:
-            return f"{count_text(sum(rate.runs for rate in summary.rates), 'run')} at {rates}"
         best = summary.best
+        if best is None:
+            seeds = _seeds_text({config.seed for config in ended})
+            return f"{count_text(len(ended), 'run')} ({seeds}) at {rates}" if ended else ""
         kept = f"best {best.kept} of " if best.kept < best.runs else ""
-        return f"{kept}{count_text(best.runs, 'run')}; {rates} tried"
+        seeds = _seeds_text({config.seed for config in ended if config.lr == best.lr})
+        return f"{kept}{count_text(best.runs, 'run')} ({seeds}); {rates} tried"
 
     @property
     def departures(self) -> list[str]:
@@ -118,6 +140,14 @@ class ExhibitCell:
         return [words for words, holds in differs.items() if holds]
 
 
+def _seeds_text(seeds: set[int]) -> str:
+    first, last = min(seeds), max(seeds)
+    if first == last:
+        return f"seed {first}"
+    unbroken = len(seeds) == last - first + 1
+    return f"seeds {first} to {last}" if unbroken else f"seeds {', '.join(map(str, sorted(seeds)))}"
+
+
 def plan_cells(exhibit: Exhibit, preset: Preset, precision: Precision | None = None) -> list[ExhibitCell]:
     """Every cell of a table or figure that the preset has, at its own precision unless one is given."""
     if preset.exhibits is not None and exhibit.name not in preset.exhibits:
@@ -129,9 +159,10 @@ def plan_cells(exhibit: Exhibit, preset: Preset, precision: Precision | None = N
     ]
 
 
-def make_grid(planned: Iterable[ExhibitCell]) -> Grid:
-    """The trials of all cells, each once; every cell has one run before any has two."""
-    trials = dict.fromkeys(config for cell in planned for config in cell.trials)
+def grid_of(planned: Iterable[ExhibitCell]) -> Grid:
+    """The trials of all cells, each once: the smallest first, and every cell once before any twice."""
+    rising = sorted(planned, key=lambda cell: cell.at)
+    trials = dict.fromkeys(config for cell in rising for config in cell.trials)
     return Grid(tuple(sorted(trials, key=lambda config: config.seed)))
 
 

@@ -9,20 +9,21 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from ..config import TrainConfig
 from ..errors import ConfigError, DataError, system_errors_explained
-from ..sweeping.exchange import read_results
+from ..sweeping.exchange import Entry, entries, read_results
 from ..sweeping.store import FILE, open_store
-from ..training.records import Trial
+from ..training.records import EpochRecord, Trial
 from .cells import ExhibitCell, plan_cells
 from .claims import CLAIMS
-from .claims.claim import Claim, ClaimState, Finding
+from .claims.claim import ClaimState, Finding
 from .exhibits import EXHIBITS
 from .measurements import MeasurementSet, Place, Result
 from .presets import PRECISIONS, PRESETS
@@ -31,34 +32,19 @@ INITIALIZATION = "initialization"
 """Folder, beside the store, of what was measured at initialization."""
 
 
-@dataclass(frozen=True)
-class EarlierProtocol:
-    """A protocol that trials were trained under before today's: they say who trains, and not how well."""
+EARLIER_PROTOCOL = "crops padded by zeros, He classifier"
+"""How the default was before today's: its trials say who trains, and not how well.
 
-    reservation: str
-    """What it does otherwise, in words."""
-    options: Mapping[str, Any]
-    """Of the training, by name."""
-    network_options: Mapping[str, Any]
-    """Of the network; what is None there does not apply to it or has its own default, and stays."""
-
-    def restate(self, config: TrainConfig) -> TrainConfig:
-        """The same trial under this protocol."""
-        model = config.model
-        given = {
-            name: value for name, value in self.network_options.items() if getattr(model, name) is not None
-        }
-        return replace(config, model=replace(model, **given), **self.options)
+Only what once was the default counts. Trials made to choose it, such as those with reflected crops and a He
+classifier, belong to no cell.
+"""
 
 
-EARLIER_PROTOCOLS = (
-    EarlierProtocol(
-        "crops padded by zeros, He classifier",
-        {"crop_padding": "zero"},
-        {"classifier_init": "he", "projection": "activated"},
-    ),
-)
-"""The most recent first."""
+def restate_earlier(config: TrainConfig) -> TrainConfig:
+    """The same trial under the earlier protocol; an option that is None does not apply and stays."""
+    before: dict[str, Any] = {"classifier_init": "he", "projection": "activated"}
+    applying = {name: value for name, value in before.items() if getattr(config.model, name) is not None}
+    return replace(config, model=replace(config.model, **applying), crop_padding="zero")
 
 
 @dataclass(frozen=True)
@@ -101,6 +87,8 @@ class Collection:
     sets: dict[str, tuple[ExhibitCell, ...]]
     """The cells that trials fill, for each set of measurements, the most faithful last."""
     probes: Mapping[str, Probed]
+    curves: Mapping[str, Sequence[EpochRecord]] = field(default_factory=dict)
+    """The epochs of each trial, by its identity, as far as they were kept."""
 
     @cached_property
     def deciding(self) -> Mapping[str, MeasurementSet]:
@@ -125,13 +113,14 @@ class Collection:
         rows = {name: probed.rows for name, probed in self.probes.items()}
         return {"at initialization": MeasurementSet(rows=rows), **dict(reversed(deciding.items()))}
 
-    def judge(self, claim: Claim) -> JudgedClaim:
-        """Where a claim stands."""
+    def judge(self, name: str) -> JudgedClaim:
+        """Where the claim of that name stands."""
+        claim = CLAIMS[name]
         found = {label: claim.check(measurements) for label, measurements in self.deciding.items()}
         evidence = {label: each for label, each in found.items() if each.state != "not measured yet"}
         state = list(evidence.values())[-1].state if evidence else "not measured yet"
         return JudgedClaim(
-            claim.id, claim.section, claim.statement, claim.criterion, claim.needs, state, evidence
+            name, claim.section, claim.statement, claim.criterion, claim.needs, state, evidence
         )
 
 
@@ -151,7 +140,7 @@ def claims(folders: str | Path | Iterable[str | Path]) -> list[JudgedClaim]:
         folders: one or more that `reproduce` or `sweep` filled, or files that `store export` wrote.
     """
     collection = collect(folders)
-    return [collection.judge(claim) for claim in CLAIMS.values()]
+    return [collection.judge(name) for name in CLAIMS]
 
 
 def collect(folders: str | Path | Iterable[str | Path]) -> Collection:
@@ -159,43 +148,43 @@ def collect(folders: str | Path | Iterable[str | Path]) -> Collection:
     places = [Path(each) for each in ([folders] if isinstance(folders, str | Path) else folders)]
     if not places:
         raise ConfigError("no folder given; name one or more that `skipinit reproduce --out` filled")
-    probes: dict[str, Probed] = {}
-    for place in places:
-        probes |= _read_probes(place / INITIALIZATION)
-    trials = _read_trials(places)
-    if not probes and not any(trial.has_result for trial in trials):
+    measured = [
+        read_probed(path) for each in places for path in sorted(each.glob(f"{INITIALIZATION}/*.json"))
+    ]
+    found = _read_trials(places)
+    trials = tuple(trial for trial, _ in found.values())
+    if not measured and not any(trial.has_result for trial in trials):
         where = " ".join(map(str, places))
         raise DataError(f"{where}: no results yet; train some with `skipinit reproduce --out {where}`")
-    return Collection(tuple(trials), sort_into_sets(trials), probes)
+    curves = {id: curve for id, (_, curve) in found.items()}
+    return Collection(trials, sort_into_sets(trials), {each.figure: each for each in measured}, curves)
 
 
 def sort_into_sets(trials: Iterable[Trial]) -> dict[str, tuple[ExhibitCell, ...]]:
     """The sets of measurements that these trials fill, wholly or in part."""
-    by_config: defaultdict[TrainConfig, list[Trial]] = defaultdict(list)
-    for trial in trials:
-        by_config[_shared(trial.config)].append(trial)
+    everything = tuple(trials)
     found: dict[str, tuple[ExhibitCell, ...]] = {}
-    for preset in PRESETS.values():
-        for precision in PRECISIONS:
-            planned = (
-                cell for exhibit in EXHIBITS.values() for cell in plan_cells(exhibit, preset, precision)
-            )
-            cells = tuple(filled for cell in planned if (filled := _fill(cell, by_config)).recorded)
-            if any(cell.results for cell in cells):
-                found[cells[0].label] = cells
+    for preset, precision in product(PRESETS.values(), PRECISIONS):
+        planned = [cell for exhibit in EXHIBITS.values() for cell in plan_cells(exhibit, preset, precision)]
+        cells = tuple(cell for cell in fill(planned, everything) if cell.recorded)
+        if any(cell.results for cell in cells):
+            found[cells[0].label] = cells
     return found
 
 
-def _fill(cell: ExhibitCell, by_config: Mapping[TrainConfig, Sequence[Trial]]) -> ExhibitCell:
-    """The cell with the trials recorded of it, under an earlier protocol where today's has no result yet."""
-    today = tuple(by_config.get(_shared(cell.config), ()))
-    if not any(trial.has_result for trial in today):
-        for protocol in EARLIER_PROTOCOLS:
-            config = protocol.restate(cell.config)
-            recorded = tuple(by_config.get(_shared(config), ()))
-            if any(trial.has_result for trial in recorded):
-                return replace(cell, config=config, recorded=recorded, earlier=protocol.reservation)
-    return replace(cell, recorded=today)
+def fill(planned: Iterable[ExhibitCell], trials: Iterable[Trial]) -> Iterator[ExhibitCell]:
+    """The cells with the trials recorded of each, of the earlier protocol where today's has no result yet."""
+    by_config: defaultdict[TrainConfig, list[Trial]] = defaultdict(list)
+    for trial in trials:
+        by_config[_shared(trial.config)].append(trial)
+    for cell in planned:
+        today = tuple(by_config.get(_shared(cell.config), ()))
+        config = restate_earlier(cell.config)
+        earlier = tuple(by_config.get(_shared(config), ()))
+        if not any(trial.has_result for trial in today) and any(trial.has_result for trial in earlier):
+            yield replace(cell, config=config, recorded=earlier, earlier=EARLIER_PROTOCOL)
+        else:
+            yield replace(cell, recorded=today)
 
 
 def _shared(config: TrainConfig) -> TrainConfig:
@@ -203,27 +192,23 @@ def _shared(config: TrainConfig) -> TrainConfig:
     return replace(config, lr=1.0, seed=0)
 
 
-def _read_trials(places: Iterable[Path]) -> list[Trial]:
-    """Every trial once; one that has a result stands for those that have not."""
-    by_id: dict[str, Trial] = {}
+def _read_trials(places: Iterable[Path]) -> dict[str, Entry]:
+    """Every trial once, with its curve; one that has a result stands for those that have not."""
+    by_id: dict[str, Entry] = {}
     for place in places:
-        for trial in _trials_of(place):
-            if trial.id not in by_id or not by_id[trial.id].has_result:
-                by_id[trial.id] = trial
-    return list(by_id.values())
+        for trial, curve in _entries(place):
+            if trial.id not in by_id or not by_id[trial.id][0].has_result:
+                by_id[trial.id] = trial, curve
+    return by_id
 
 
-def _trials_of(place: Path) -> list[Trial]:
+def _entries(place: Path) -> list[Entry]:
     if place.is_file():
-        return [trial for trial, _ in read_results(place)]
+        return read_results(place)
     if (place / INITIALIZATION).is_dir() and not (place / FILE).exists():
         return []  # only networks at initialization were measured
     with open_store(place) as store:
-        return store.trials()
-
-
-def _read_probes(folder: Path) -> dict[str, Probed]:
-    return {probed.figure: probed for probed in map(read_probed, sorted(folder.glob("*.json")))}
+        return list(entries(store))
 
 
 def read_probed(path: Path) -> Probed:

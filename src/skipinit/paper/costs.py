@@ -1,8 +1,8 @@
 """What every table and figure would take on this machine, estimated in a second.
 
-A convolution takes time in proportion to its examples, its pixels and the square of its width. So one small
-network is timed, at two depths, and stands for all others: a wider one, or one on larger images, counts as a
-larger batch of it. That some schemes are slower than others is left out.
+A convolution takes a fixed time, and one in proportion to its examples, its pixels and the square of its
+width. So a step of one small network is timed and stands for all others: a deeper one has more such blocks; a
+wider one, or one on larger images, counts as a larger batch. That some schemes are slower is left out.
 """
 
 from __future__ import annotations
@@ -12,15 +12,18 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cache
 from itertools import product
+from typing import NamedTuple
 
 import torch
 from torch.nn import functional as F
 
-from ..config import ModelConfig, TrainConfig
+from ..config import ModelConfig, Precision, TrainConfig
 from ..data.catalog import describe
 from ..nets.architectures import find_architecture
 from ..nets.create import build
-from ..sweeping.forecast import Measure, Step, epoch_seconds, estimate_step, fastest
+from ..sweeping.forecast import Step, epoch_seconds, fastest
+from ..sweeping.workers import workers_at_once
+from ..training.world import open_device
 from .cells import ExhibitCell, plan_cells
 from .exhibits import EXHIBITS
 from .presets import PRESETS
@@ -31,6 +34,25 @@ _NETWORKS = 5
 """Networks of a figure at initialization, on average, where the preset sets no limit."""
 _SMALLEST_SIDE = 16
 """Pixels from which down a bottleneck ResNet gets no faster: half its feature maps are single pixels."""
+_ROUNDS = 5
+"""Of timing the step, the fastest of which counts: other work on the machine makes single ones slow."""
+
+
+class Timed(NamedTuple):
+    """What is timed, and how many examples would take the time that does not depend on them."""
+
+    network: str
+    data: str
+    batch: int
+    fixed: int
+
+
+# Images as small as digits would leave a GPU idle. `fixed` was measured on an AVX2 core at batches of 2, 32
+# and 128, which it fits within 5 %, and on an H200 in bfloat16 (results/train-speed.json).
+_TIMED = {"cpu": Timed("wrn28_1", "digits", 32, 26), "cuda": Timed("wrn28_2", "cifar10", 512, 128)}
+
+Measure = Callable[[Precision], float]
+"""Seconds of a training step of the timed network."""
 
 
 def estimate_costs(device: torch.device, measure: Measure | None = None) -> dict[str, dict[str, float]]:
@@ -38,14 +60,20 @@ def estimate_costs(device: torch.device, measure: Measure | None = None) -> dict
 
     Args:
         device: where to train.
-        measure: times a training step; `measure_network` unless given.
+        measure: times a training step; `measure_step` unless given.
     """
-    on_gpu = device.type == "cuda"
-    timed = cache(measure or (lambda config: measure_network(config, device)))
+    timed = cache(measure or (lambda precision: measure_step(precision, device)))
+    at_once = workers_at_once() if device.type == "cpu" else 1
+    _, _, timed_batch, fixed = _TIMED[device.type]
 
     @cache
     def epoch(config: TrainConfig) -> float:
-        return epoch_seconds(config, estimate_step(stand_in(config, on_gpu), timed, scale_batch=True))
+        # The CPU computes in float32 alone.
+        precision = config.precision if device.type == "cuda" else "float32"
+        blocks, batch = count_work(config, device.type)
+        return epoch_seconds(
+            config, Step(timed(precision) * blocks * (fixed + batch) / (fixed + timed_batch))
+        )
 
     costs: dict[str, dict[str, float]] = {}
     for exhibit in EXHIBITS.values():
@@ -55,7 +83,7 @@ def estimate_costs(device: torch.device, measure: Measure | None = None) -> dict
             if trials or exhibit.probes:
                 networks = len(exhibit.probes) * (preset.networks or _NETWORKS)
                 training = sum(count * config.epochs * epoch(config) for config, count in trials.items())
-                costs[exhibit.name][preset.name] = _NETWORK_SECONDS * networks + training
+                costs[exhibit.name][preset.name] = _NETWORK_SECONDS * networks + training / at_once
     return costs
 
 
@@ -67,58 +95,51 @@ def count_trials(planned: Iterable[ExhibitCell]) -> dict[TrainConfig, int]:
     return {config: len(places) for config, places in trials.items()}
 
 
-def stand_in(config: TrainConfig, on_gpu: bool) -> TrainConfig:
-    """A small network whose batch is as much work as the config's."""
-    # Images as small as digits would leave a GPU idle.
-    data, widen = ("cifar10", 2) if on_gpu else ("digits", 1)
-    channels, side, _ = describe(data).shape
-    architecture = find_architecture(config.model.name)
-    its_side = describe(config.data).shape[1]
-    if architecture.family != "wide-resnet":
-        its_side = max(its_side, _SMALLEST_SIDE)
-    work = (architecture.widen / widen * its_side / side) ** 2
+def count_work(config: TrainConfig, kind: str) -> tuple[float, float]:
+    """How many times the blocks of the timed network it has, and which batch of that is as much work."""
+    name, data, _, _ = _TIMED[kind]
+    timed, own = find_architecture(name), find_architecture(config.model.name)
+    side = describe(config.data).shape[1]
+    if own.family != "wide-resnet":
+        side = max(side, _SMALLEST_SIDE)
     # For each pixel, a bottleneck block is about the work of a block of a Wide-ResNet of width 1.
-    depth = 6 * (architecture.num_blocks // 3) + 4
-    return TrainConfig(
-        ModelConfig(f"wrn{depth}_{widen}", "skipinit", in_channels=channels),
-        data,
-        lr=1.0,
-        batch_size=max(1, round(work * config.batch_size)),
-        epochs=1,
-        precision=config.precision if on_gpu else "float32",
-    )
+    work = (own.widen / timed.widen * side / describe(data).shape[1]) ** 2
+    return own.num_blocks / timed.num_blocks, work * config.batch_size
 
 
-def measure_network(config: TrainConfig, device: torch.device) -> Step:
+def measure_step(precision: Precision, device: torch.device) -> float:
     """Forward and backward pass alone: an optimizer imports torch's compiler, which takes a second."""
-    on_gpu, rounded = device.type == "cuda", config.precision == "bfloat16"
+    name, data, batch, _ = _TIMED[device.type]
+    on_gpu, shape = device.type == "cuda", describe(data).shape
     layout = torch.channels_last if on_gpu else torch.contiguous_format
-    model = build(config.model, seed=0).to(device)
+    model = build(ModelConfig(name, "skipinit", in_channels=shape[0], num_classes=10), seed=0).to(device)
     model.to(memory_format=layout)  # type: ignore[call-overload]
-    shape = (config.batch_size, *describe(config.data).shape)
-    images = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(device, memory_format=layout)
-    labels = torch.zeros(config.batch_size, dtype=torch.int64, device=device)
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn((batch, *shape), generator=generator).to(device, memory_format=layout)
+    labels = torch.zeros(batch, dtype=torch.int64, device=device)
     weights = list(model.parameters())
 
     def step() -> None:
+        rounded = precision == "bfloat16"
         with torch.autocast(device.type, torch.bfloat16, enabled=rounded, cache_enabled=False):
             loss = F.cross_entropy(model(images).float(), labels)
         torch.autograd.grad(loss, weights)
 
-    with torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=config.precision != "float32"):
-        return Step(fastest(_capture(step, device) if on_gpu else step, device))
+    cudnn = torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=precision != "float32")
+    with open_device(device), cudnn:
+        taken = _capture(step) if on_gpu else step
+        return min(fastest(taken, device) for _ in range(_ROUNDS))
 
 
-def _capture(step: Callable[[], None], device: torch.device) -> Callable[[], None]:
+def _capture(step: Callable[[], None]) -> Callable[[], None]:
     """The step as one CUDA graph, as in training."""
-    with torch.cuda.device(device):
-        warm_up = torch.cuda.Stream()
-        warm_up.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(warm_up):
-            for _ in range(3):
-                step()
-        torch.cuda.current_stream().wait_stream(warm_up)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+    warm_up = torch.cuda.Stream()
+    warm_up.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(warm_up):
+        for _ in range(3):
             step()
+    torch.cuda.current_stream().wait_stream(warm_up)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
     return graph.replay

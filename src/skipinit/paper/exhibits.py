@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any, Literal
 
-from ..config import Alpha, FixupComponent, ModelConfig
+from ..config import ModelConfig
 from ..errors import ConfigError, unknown_name
 from ..sweeping.results import Metric
 from .measurements import BestRate, Result
@@ -27,37 +27,28 @@ class Method:
     label: str
     """As the paper writes it."""
     scheme: str
-    alpha: Alpha | None = None
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Of its network, besides the scheme."""
     l2: bool = True
     """Whether it is trained with L2 regularization."""
-    biases: bool | None = None
-    scalar_bias: bool | None = None
-    fixup_components: tuple[FixupComponent, ...] | None = None
 
     def model(self, network: str) -> ModelConfig:
         """The network of that name, built this way."""
-        return ModelConfig(
-            network,
-            scheme=self.scheme,
-            alpha=self.alpha,
-            biases=self.biases,
-            scalar_bias=self.scalar_bias,
-            fixup_components=self.fixup_components,
-        )
+        return ModelConfig(network, scheme=self.scheme, **self.options)
 
 
 _METHODS = (
     Method("batchnorm", "Batch normalization", "batchnorm"),
     Method("none", "No normalization", "none"),
     Method("skipinit", "SkipInit (α = 0)", "skipinit"),
-    Method("skipinit alpha=1/sqrt(d)", "SkipInit (α = 1/√d)", "skipinit", alpha="1/sqrt(d)"),
-    Method("skipinit alpha=1", "SkipInit (α = 1)", "skipinit", alpha=1.0),
+    Method("skipinit alpha=1/sqrt(d)", "SkipInit (α = 1/√d)", "skipinit", {"alpha": "1/sqrt(d)"}),
+    Method("skipinit alpha=1", "SkipInit (α = 1)", "skipinit", {"alpha": 1.0}),
     Method("skipinit without L2", "SkipInit without L2 (α = 0)", "skipinit", l2=False),
-    Method("skipinit without biases", "SkipInit without biases", "skipinit", biases=False),
+    Method("skipinit without biases", "SkipInit without biases", "skipinit", {"biases": False}),
     Method("regularized-skipinit", "Regularized SkipInit", "regularized-skipinit"),
     Method(
         "regularized-skipinit scalar bias", "Regularized SkipInit + Scalar Bias", "regularized-skipinit",
-        scalar_bias=True,
+        {"scalar_bias": True},
     ),
     Method("divide-sqrt2", "Divide residual block by √2", "divide-sqrt2"),
     Method(
@@ -67,8 +58,8 @@ _METHODS = (
     Method("batchnorm-final-only", "Including only the final BatchNorm layer", "batchnorm-final-only"),
     Method("fixup", "Fixup", "fixup"),
     Method("fixup-dropout", "Fixup + Dropout", "fixup-dropout"),
-    Method("fixup component 1", "Fixup, component 1 alone", "fixup", fixup_components=(1,)),
-    Method("fixup component 2", "Fixup, component 2 alone", "fixup", fixup_components=(2,)),
+    Method("fixup component 1", "Fixup, component 1 alone", "fixup", {"fixup_components": (1,)}),
+    Method("fixup component 2", "Fixup, component 2 alone", "fixup", {"fixup_components": (2,)}),
 )  # fmt: skip
 
 METHODS = {method.name: method for method in _METHODS}
@@ -128,16 +119,22 @@ class Exhibit:
         return self.axis.replace("_", " ")
 
 
-def _read_exhibit(name: str, table: dict[str, Any]) -> Exhibit:
-    columns = table.pop("cells", {})
-    facts: dict[str, Any] = {"methods": list(columns), **table}
+def _read_exhibit(name: str, tables: Mapping[str, Mapping[str, Any]]) -> Exhibit:
+    facts, columns = _facts(name, tables), tables[name].get("cells", {})
     facts = {key: tuple(value) if isinstance(value, list) else value for key, value in facts.items()}
     cells = {
         (method, int(at)): _read_cell(numbers, facts["metrics"][0])
         for method, column in columns.items()
         for at, numbers in column.items()
     }
-    return Exhibit(name, cells=cells, **facts)
+    return Exhibit(name, cells=cells, **({"methods": tuple(columns)} | facts))
+
+
+def _facts(name: str, tables: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """What a table of the file says, beside its numbers, and where it is like another what that says."""
+    own = {key: value for key, value in tables[name].items() if key != "cells"}
+    like = _facts(own.pop("like"), tables) if "like" in own else {}
+    return {key: value for key, value in like.items() if key not in ("probes", "unprinted")} | own
 
 
 def _read_cell(numbers: list[float] | str, metric: Metric) -> Result:
@@ -153,7 +150,8 @@ def _read_cell(numbers: list[float] | str, metric: Metric) -> Result:
 
 def _read_exhibits() -> dict[str, Exhibit]:
     text = files(__package__).joinpath("exhibits.toml").read_text(encoding="utf-8")
-    return {name: _read_exhibit(name, facts) for name, facts in tomllib.loads(text).items()}
+    tables = tomllib.loads(text)
+    return {name: _read_exhibit(name, tables) for name in tables}
 
 
 EXHIBITS = _read_exhibits()

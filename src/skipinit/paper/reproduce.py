@@ -1,4 +1,4 @@
-"""Making tables and figures: measure what they need at initialization, train what they lack."""
+"""Making tables and figures: train what they lack, measure what they need at initialization."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from ..data.photographs import open_folder
 from ..errors import ConfigError, system_errors_explained, unknown_name
 from ..files import check_folder
 from ..sweeping.engine import Outcome, run_sweep
+from ..training.records import Emit
 from ..training.world import find_device
-from .cells import make_grid, plan_cells
+from .cells import grid_of, plan_cells
 from .exhibits import METHODS, find_exhibits
 from .presets import find_preset
 from .theory_figures import measure_probes
@@ -34,6 +35,7 @@ def reproduce(
     device: str = "auto",
     time_limit: float | None = None,
     progress: bool = True,
+    observer: Emit | None = None,
 ) -> Outcome:
     """Measure and train what tables and figures of the paper need; call it again to resume.
 
@@ -53,6 +55,7 @@ def reproduce(
         device: `auto`, `cpu`, `cuda` or `cuda:N`.
         time_limit: seconds after which to stop in good order.
         progress: show a bar where standard error is a terminal.
+        observer: called with every event of the training (`skipinit.training.records`) once it is kept.
     """
     chosen = find_preset(preset)
     exhibits = find_exhibits([names] if isinstance(names, str) else names)
@@ -74,9 +77,18 @@ def reproduce(
     check_folder(Path(out))
     for data in sorted({cell.config.data for cell in cells}):
         _require(data)
-    probes = list(dict.fromkeys(name for exhibit in exhibits for name in exhibit.probes))
-    measure_probes(probes, Path(out), first_seed, str(find_device(device)), chosen.networks, progress)
-    return run_sweep(make_grid(cells), Path(out), device=device, time_limit=time_limit, progress=progress)
+    outcome = run_sweep(
+        grid_of(cells),
+        Path(out),
+        device=device,
+        time_limit=time_limit,
+        progress=progress,
+        observer=observer,
+    )
+    if not outcome.left:
+        probes = dict.fromkeys(name for exhibit in exhibits for name in exhibit.probes)
+        measure_probes(probes, Path(out), first_seed, str(find_device(device)), chosen.networks, progress)
+    return outcome
 
 
 def _require(data: str) -> None:

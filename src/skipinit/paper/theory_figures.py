@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any, Literal
 
 import torch
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -23,7 +25,7 @@ from ..data.images import load
 from ..files import write_whole
 from ..nets.create import create_model
 from ..nets.layers import l2_parameters
-from ..probing.balance import ProbeReport, csv_text, deviations, mean_report
+from ..probing.balance import ProbeReport, ProbeRow, csv_text
 from ..probing.laws import (
     normalized_variance,
     relu_moving_variance,
@@ -34,10 +36,9 @@ from ..probing.measure import probe
 from ..probing.plot import BRANCH, MOVING_MEAN, MOVING_VARIANCE, SKIP, Series, draw, save
 from ..provenance import Provenance
 from ..training.control import steps_bar
+from ..training.world import open_device
 from .claims.claim import Law
 from .collect import INITIALIZATION, Probed, read_probed
-
-FigureName = Literal["figure2a", "figure2b", "figure2c", "figure5"]
 
 
 @dataclass(frozen=True)
@@ -70,11 +71,11 @@ _BRANCH = Quantity("branch_variance", "end of residual branch", BRANCH, lambda _
 _MOVING = Quantity("moving_variance", "BatchNorm moving variance", MOVING_VARIANCE, None, "")
 _MEAN = Quantity("squared_moving_mean", "squared BatchNorm moving mean", MOVING_MEAN, None, "")
 
-FIGURES: dict[FigureName, TheoryFigure] = {
+FIGURES: dict[str, TheoryFigure] = {
     "figure2a": TheoryFigure(
         "Fully connected, linear, unnormalized", "fc_linear", 30, 1000, "log",
         (
-            Quantity("skip_variance", "skip path", SKIP, unnormalized_variance, "$2^{ℓ-1}$"),
+            Quantity("skip_variance", "skip path", SKIP, unnormalized_variance, "2^(ℓ−1)"),
             Quantity("branch_variance", "end of residual branch", BRANCH, None, ""),
         ),
     ),
@@ -105,14 +106,14 @@ FIGURES: dict[FigureName, TheoryFigure] = {
 class MeasuredFigure:
     """The reports of a figure's networks, and what each was fed."""
 
-    name: FigureName
+    name: str
     reports: tuple[ProbeReport, ...]
     inputs: str
 
     @property
     def report(self) -> ProbeReport:
-        """The mean over the networks."""
-        return mean_report(self.reports)
+        """The first report, with every measurement replaced by its mean over the networks."""
+        return replace(self.reports[0], rows=tuple(map(_mean, self._blocks())))
 
     @property
     def conditions(self) -> str:
@@ -123,11 +124,15 @@ class MeasuredFigure:
     def rows(self) -> list[dict[str, Any]]:
         """The mean of each block, and the standard deviation between networks of what the figure shows."""
         rows = [{**row.to_dict(), "networks": len(self.reports)} for row in self.report.rows]
-        for quantity in FIGURES[self.name].quantities:
-            spread = deviations(self.reports, quantity.field)
-            for number, row in enumerate(rows):
-                row[f"{quantity.field}_deviation"] = spread[number] if spread else None
+        for row, block in zip(rows, self._blocks(), strict=True):
+            for field in (quantity.field for quantity in FIGURES[self.name].quantities):
+                several = len(block) > 1
+                row[f"{field}_deviation"] = stdev(getattr(one, field) for one in block) if several else None
         return rows
+
+    def _blocks(self) -> list[tuple[ProbeRow, ...]]:
+        """The rows of all networks, block by block."""
+        return list(zip(*(report.rows for report in self.reports), strict=True))
 
     def to_csv(self) -> str:
         """One line per block, with a header."""
@@ -141,17 +146,13 @@ class MeasuredFigure:
         return json.dumps({**content, **about, "rows": self.rows()}, indent=2, allow_nan=False)
 
     def __str__(self) -> str:
-        report = self.report
-        return f"{report.table()}\n\nMeasured: {self.conditions}.\n{self._agreement()}\n{report.verdict}"
-
-    def _agreement(self) -> str:
-        words = []
+        report, words = self.report, []
         for quantity in FIGURES[self.name].quantities:
             if quantity.law is not None:
-                rows = self.report.rows
-                ratios = [getattr(row, quantity.field) / quantity.law(row.depth) for row in rows]
+                ratios = [getattr(row, quantity.field) / quantity.law(row.depth) for row in report.rows]
                 words.append(f"{quantity.label} {min(ratios):.3f} to {max(ratios):.3f}")
-        return f"Measured over theory, lowest to highest block: {'; '.join(words)}."
+        agreement = f"Measured over theory, lowest to highest block: {'; '.join(words)}."
+        return f"{report.table()}\n\nMeasured: {self.conditions}.\n{agreement}\n{report.verdict}"
 
     def save(self, path: Path) -> list[Path]:
         """Write the picture as PNG and as SVG, whatever suffix `path` has; returns both paths."""
@@ -162,28 +163,39 @@ class MeasuredFigure:
 
     def draw(self) -> Figure:
         """Measured points over the paper's laws."""
-        figure, plan = Figure(figsize=(5.6, 4.2), layout="constrained"), FIGURES[self.name]
-        axes, depths = figure.subplots(), [row.depth for row in self.report.rows]
-        draw(axes, depths, [self._series(quantity) for quantity in plan.quantities], plan.scale)
+        figure = Figure(figsize=(5.6, 4.2), layout="constrained")
+        axes = figure.subplots()
+        draw_figure(axes, self.name, self.rows())
         axes.legend(frameon=False, fontsize="small")
-        axes.set_ylabel("variance")
         band = "\nband: ± one standard deviation between networks" if len(self.reports) > 1 else ""
-        axes.set_title(f"{plan.title}\n{self.conditions}{band}", fontsize="medium")
+        axes.set_title(f"{FIGURES[self.name].title}\n{self.conditions}{band}", fontsize="medium")
         return figure
 
-    def _series(self, quantity: Quantity) -> Series:
-        rows = self.report.rows
-        measured = [getattr(row, quantity.field) for row in rows]
-        predicted = None if quantity.law is None else [quantity.law(row.depth) for row in rows]
+
+def _mean(block: tuple[ProbeRow, ...]) -> ProbeRow:
+    measured = [name for name, value in asdict(block[0]).items() if isinstance(value, float)]
+    means: dict[str, Any] = {name: fmean(getattr(row, name) for row in block) for name in measured}
+    return replace(block[0], **means)
+
+
+def draw_figure(axes: Axes, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """The curves of a figure: measured, by the paper's laws, and the scatter between networks, if several."""
+    depths, series = [row["depth"] for row in rows], []
+    for quantity in FIGURES[name].quantities:
+        measured = [row[quantity.field] for row in rows]
+        spread = [row.get(f"{quantity.field}_deviation") for row in rows]
         band = None
-        if spread := deviations(self.reports, quantity.field):
+        if None not in spread:
             pairs = list(zip(measured, spread, strict=True))
             band = [mean - off for mean, off in pairs], [mean + off for mean, off in pairs]
-        return Series(quantity.label, quantity.color, measured, predicted, quantity.formula, band)
+        predicted = None if quantity.law is None else [quantity.law(depth) for depth in depths]
+        series.append(Series(quantity.label, quantity.color, measured, predicted, quantity.formula, band))
+    draw(axes, depths, series, FIGURES[name].scale)
+    axes.set_ylabel("variance")
 
 
 def measure_figure(
-    name: FigureName,
+    name: str,
     seed: int = 0,
     device: str = "cpu",
     networks: int = 1,
@@ -202,7 +214,7 @@ def measure_figure(
     return MeasuredFigure(name, tuple(reports), inputs)
 
 
-def _inputs(name: FigureName, count: int) -> tuple[Callable[[], Tensor], str]:
+def _inputs(name: str, count: int) -> tuple[Callable[[], Tensor], str]:
     """What draws a batch, and its name: CIFAR-10 where it is there, else Gaussian images."""
     if name != "figure2c":
         return lambda: torch.randn(count, 100), "Gaussian vectors"
@@ -218,29 +230,17 @@ _IMAGES = 4
 
 
 def measure_probes(
-    names: list[str], folder: Path, seed: int, device: str, most_networks: int | None, progress: bool
+    names: Iterable[str], folder: Path, seed: int, device: str, most_networks: int | None, progress: bool
 ) -> None:
     """Measure what is not in the folder yet, or only of fewer networks; each file appears whole."""
     for name in names:
         path = folder / INITIALIZATION / f"{name}.json"
-        networks = count_networks(name, most_networks)
-        if path.exists() and read_probed(path).networks >= networks:
-            continue
-        if figure := _figure(name):
-            _write(path, _measure(figure, seed, device, networks, progress))
-        else:
-            _write(path, _measure_loss(name, seed))
-
-
-def count_networks(name: str, most: int | None) -> int:
-    """A figure is the mean of as many networks as it takes to show the law, or of `most`."""
-    figure = _figure(name)
-    wanted = FIGURES[figure].networks if figure else 1
-    return min(wanted, most or wanted)
-
-
-def _figure(name: str) -> FigureName | None:
-    return next((known for known in FIGURES if known == name), None)
+        # As many as it takes to show the law, or `most_networks`.
+        wanted = FIGURES[name].networks if name in FIGURES else 1
+        networks = min(wanted, most_networks or wanted)
+        if not path.exists() or read_probed(path).networks < networks:
+            with open_device(torch.device(device)):
+                _write(path, _measure(name, seed, device, networks, progress))
 
 
 def _write(path: Path, probed: Probed) -> None:
@@ -248,17 +248,14 @@ def _write(path: Path, probed: Probed) -> None:
     write_whole(path, lambda file: file.write(text.encode()))
 
 
-def _measure(figure: FigureName, seed: int, device: str, networks: int, progress: bool) -> Probed:
+def _measure(name: str, seed: int, device: str, networks: int, progress: bool) -> Probed:
+    if name not in FIGURES:
+        rows = [_initial_loss(depth, seed) for depth in _DEEP]
+        return Probed(name, f"{_IMAGES} Gaussian images", seed, rows, asdict(Provenance.here("cpu")))
     with steps_bar(networks, shown=progress and networks > 1) as bar:
-        bar.update(0, f"networks of {figure}")
-        measured = measure_figure(figure, seed, device, networks, after_each=lambda: bar.advance(1))
-    rows = [row.to_dict() for row in measured.report.rows]
-    return Probed(figure, measured.conditions, seed, rows, asdict(Provenance.here(device)), networks)
-
-
-def _measure_loss(name: str, seed: int) -> Probed:
-    rows = [_initial_loss(depth, seed) for depth in _DEEP]
-    return Probed(name, f"{_IMAGES} Gaussian images", seed, rows, asdict(Provenance.here("cpu")))
+        bar.update(0, f"networks of {name}")
+        measured = measure_figure(name, seed, device, networks, after_each=lambda: bar.advance(1))
+    return Probed(name, measured.conditions, seed, measured.rows(), asdict(Provenance.here(device)), networks)
 
 
 def _initial_loss(depth: int, seed: int) -> dict[str, Any]:

@@ -8,9 +8,9 @@ import io
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import fmean, median, stdev
+from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
 from .laws import Prediction, predict, stages
@@ -193,28 +193,6 @@ def csv_text(names: Sequence[str], rows: Iterable[dict[str, Any]]) -> str:
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()
-
-
-def mean_report(reports: Sequence[ProbeReport]) -> ProbeReport:
-    """The first report, with every measurement replaced by its mean over all of them."""
-    return replace(reports[0], rows=tuple(_mean(rows) for rows in _by_block(reports)))
-
-
-def deviations(reports: Sequence[ProbeReport], name: str) -> list[float] | None:
-    """The standard deviation of a field between networks, for each block; None for a single network."""
-    if len(reports) == 1:
-        return None
-    return [stdev(getattr(row, name) for row in rows) for rows in _by_block(reports)]
-
-
-def _by_block(reports: Sequence[ProbeReport]) -> Sequence[tuple[ProbeRow, ...]]:
-    return list(zip(*(report.rows for report in reports), strict=True))
-
-
-def _mean(rows: tuple[ProbeRow, ...]) -> ProbeRow:
-    measured = [name for name, value in dataclasses.asdict(rows[0]).items() if isinstance(value, float)]
-    means: dict[str, Any] = {name: fmean(getattr(row, name) for row in rows) for name in measured}
-    return replace(rows[0], **means)
 
 
 def _judge(report: ProbeReport) -> Verdict:

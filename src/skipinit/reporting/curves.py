@@ -5,6 +5,7 @@ light and dark.
 from __future__ import annotations
 
 import io
+import math
 import re
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -14,14 +15,15 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from ..paper.cells import ExhibitCell
 from ..paper.collect import Probed
 from ..paper.exhibits import Curve, Exhibit
 from ..paper.measurements import Result
-from ..probing.plot import COLORS, MARKERS, Series, draw
+from ..probing.plot import COLORS, MARKERS
 from ..sweeping.results import Metric
+from ..training.records import EpochRecord
 
 _STYLE: dict[Any, object] = {
     "svg.fonttype": "none",
@@ -32,7 +34,7 @@ _STYLE: dict[Any, object] = {
 }
 
 
-def new_panel(width: float = 4.6, height: float = 3.4) -> tuple[Figure, Axes]:
+def new_panel(width: float = 3.9, height: float = 3.2) -> tuple[Figure, Axes]:
     """One panel; sizes are inches, and small: a phone is 390 pixels wide."""
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(width, height), layout="constrained")
@@ -69,8 +71,13 @@ def _themed(svg: str) -> str:
 
 
 _METRIC = {"test_accuracy": "test accuracy (%)", "train_loss": "training loss (cross entropy)"}
-_SHORT = {"batchnorm": "batch norm", "skipinit": "SkipInit", "none": "no normalization",
-          "regularized-skipinit": "Regularized SkipInit"}  # fmt: skip
+SHORT = {
+    "batchnorm": "batch norm", "skipinit": "SkipInit (α = 0)", "skipinit alpha=1": "SkipInit from α = 1",
+    "divide-sqrt2": "divided by √2", "none": "no normalization",
+    "regularized-skipinit": "Regularized SkipInit",
+}  # fmt: skip
+GLANCE = ("batchnorm", "skipinit", "skipinit alpha=1", "divide-sqrt2")
+"""The methods whose training the page opens with: two that train at any depth, two that do not."""
 
 
 def draw_sweep(exhibit: Exhibit, metric: Metric, cells: Sequence[ExhibitCell], id: str) -> list[str]:
@@ -84,7 +91,7 @@ def draw_sweep(exhibit: Exhibit, metric: Metric, cells: Sequence[ExhibitCell], i
             results = {cell.at: cell.results[metric] for cell in mine if cell.method.name == method}
             trained = {at: result for at, result in sorted(results.items()) if not result.failed}
             _draw_curve(
-                axes, {at: _point(result, curve) for at, result in trained.items()}, color, _SHORT[method]
+                axes, {at: _point(result, curve) for at, result in trained.items()}, color, SHORT[method]
             )
         _batch_axis(axes, sorted({cell.at for cell in mine}))
         axes.set_ylabel(name)
@@ -96,6 +103,38 @@ def draw_sweep(exhibit: Exhibit, metric: Metric, cells: Sequence[ExhibitCell], i
         label = f"{exhibit.panel(metric)}, {mine[0].label}: {name} against batch size"
         panels.append(render(figure, f"{id}-{curve}", escape(label)))
     return panels
+
+
+def draw_training(cells: Sequence[ExhibitCell], curves: Mapping[str, Sequence[EpochRecord]], id: str) -> str:
+    """Training loss over the epochs of one run of each cell: who falls, who stays flat, who explodes."""
+    figure, axes = new_panel()
+    trials = {cell.method.name: trial for cell in cells if (trial := cell.shown_trial)}
+    length = max(trial.config.epochs for trial in trials.values())
+    for method, color, marker in zip(GLANCE, COLORS, MARKERS, strict=True):
+        if not (trial := trials.get(method)):
+            continue
+        epochs = curves.get(trial.id) or ([trial.last] if trial.last else [])
+        style: dict[str, Any] = {"color": color, "linewidth": 1.6, "markerfacecolor": "none"}
+        axes.plot(
+            [epoch.epoch for epoch in epochs], [epoch.train_loss for epoch in epochs], label=SHORT[method],
+            marker=marker, markevery=max(1, len(epochs) // 12), markersize=5, **style,
+        )  # fmt: skip
+        if trial.state == "diverged":
+            # It leaves the picture: an arrow through the upper edge at the last epoch that it finished.
+            last, upwards = len(epochs), axes.get_xaxis_transform()
+            axes.plot(
+                [last, last], [0.86, 1], marker="^", markevery=[1], clip_on=False, transform=upwards, **style
+            )
+            axes.text(last + length / 40, 0.98, f"explodes at step {trial.step}", va="top", transform=upwards)
+    chance = math.log(next(iter(trials.values())).classes or 10)
+    axes.axhline(chance, color="black", linewidth=0.8, linestyle=":", label="chance")
+    axes.set_ylim(0, max(1.35 * chance, 1.1 * axes.dataLim.y1))
+    axes.set_xlim(0, 1.03 * length)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel("epoch")
+    axes.set_ylabel("training loss")
+    _legend(axes)
+    return render(figure, id, f"Training loss over epochs at {cells[0].at} layers")
 
 
 def _point(result: Result, curve: Curve) -> tuple[float, float, float]:
@@ -143,30 +182,12 @@ def _legend(axes: Axes) -> None:
         axes.figure.legend(loc="outside upper left", ncols=2, frameon=False, fontsize=9)
 
 
-def draw_probe(probed: Probed) -> str:
+def draw_probe(probed: Probed, id: str) -> str:
     """Measured variances over the paper's laws."""
-    from ..paper.theory_figures import FIGURES  # brings torch, which pages without these figures do not need
+    from ..paper.theory_figures import FIGURES, draw_figure  # with torch, which other pages do not need
 
-    plan = next(plan for name, plan in FIGURES.items() if name == probed.figure)
     figure, axes = new_panel()
-    depths = [row["depth"] for row in probed.rows]
-    series = [
-        Series(
-            quantity.label,
-            quantity.color,
-            [row[quantity.field] for row in probed.rows],
-            [quantity.law(depth) for depth in depths] if quantity.law else None,
-            _plain(quantity.formula),
-        )
-        for quantity in plan.quantities
-    ]
-    draw(axes, depths, series, plan.scale)
-    axes.set_ylabel("variance")
+    draw_figure(axes, probed.figure, probed.rows)
     _legend(axes)
-    label = f"{plan.title}: variances against depth, measured and theory"
-    return render(figure, probed.figure, escape(label))
-
-
-def _plain(formula: str) -> str:
-    """Without TeX: text in the picture stays text."""
-    return formula.replace("$2^{ℓ-1}$", "2^(ℓ−1)")
+    label = f"{FIGURES[probed.figure].title}: variances against depth, measured and theory"
+    return render(figure, id, escape(label))

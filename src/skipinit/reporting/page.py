@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -21,8 +21,8 @@ from ..paper.claims.claim import ClaimState
 from ..paper.collect import Collection, JudgedClaim, collect
 from ..paper.exhibits import EXHIBITS, Exhibit
 from ..paper.presets import PRESETS
-from .curves import draw_probe, draw_sweep
-from .tables import ResultTable, make_table
+from .curves import GLANCE, SHORT, draw_probe, draw_sweep, draw_training
+from .tables import ResultTable, conditions, make_table
 
 
 @system_errors_explained()
@@ -48,6 +48,8 @@ class Picture:
     title: str
     conditions: str
     panels: list[str]
+    seen: Sequence[str] = ()
+    """What it shows, in words."""
 
 
 @dataclass(frozen=True)
@@ -83,19 +85,50 @@ def make_page(collection: Collection) -> str:
         undefined=jinja2.StrictUndefined,
     )
     environment.filters["powers"] = _powers
-    judged = [collection.judge(claim) for claim in CLAIMS.values()]
+    judged = [collection.judge(name) for name in CLAIMS]
     sections = [_section(exhibit, collection) for exhibit in EXHIBITS.values()]
     used = [cells[0].preset.name for cells in collection.sets.values()]
     return environment.get_template("page.html").render(
         version=__version__,
         claims={state: [each for each in judged if each.state == state] for state in get_args(ClaimState)},
         commands={each.claim: _measuring(each) for each in judged},
+        glance=_glance(collection),
         sections=sections,
         measured=[each for each in sections if each.tables or each.pictures],
         presets=[preset for preset in PRESETS.values() if preset.name in used],
         origins=_origins(collection),
         states=Counter(trial.state for trial in collection.trials),
     )
+
+
+def _glance(collection: Collection) -> list[Picture]:
+    """What a reader should see first: the trainings of Table 1 by depth, and variances over theory."""
+    table, pictures = EXHIBITS["table1"], []
+    for depth in sorted({at for _, at in table.cells}):
+        sets = [
+            {cell.method.name: cell for cell in cells if cell.exhibit == table and cell.at == depth}
+            for cells in reversed(collection.sets.values())
+        ]
+        # The set that shows most of them; of several the most faithful.
+        shown = [[cells[name] for name in GLANCE if name in cells and cells[name].ending] for cells in sets]
+        if found := max(shown, key=len, default=[]):
+            endings = [
+                f"{ending}: {', '.join(SHORT[cell.method.name] for cell in found if cell.ending == ending)}"
+                for ending in dict.fromkeys(cell.ending for cell in found)
+            ]
+            words = f"{found[0].label} · {conditions(table, found)}"
+            panel = draw_training(found, collection.curves, f"training-{depth}")
+            pictures.append(Picture(f"{depth} layers", words, [panel], endings))
+    titles = {
+        "figure2a": "At the start, without normalization",
+        "figure2b": "At the start, with batch norm",
+        "figure2c": "At the start, batch norm, convolutions",
+    }
+    for name, title in titles.items():
+        if probed := collection.probes.get(name):
+            panel = draw_probe(probed, f"glance-{name}")
+            pictures.append(Picture(title, f"points measured, lines theory · {probed.inputs}", [panel]))
+    return pictures
 
 
 def _powers(text: str) -> markupsafe.Markup:
@@ -136,7 +169,7 @@ def _probe_pictures(exhibit: Exhibit, collection: Collection) -> list[Picture]:
             f"Figure {name.removeprefix('figure')}",
             f"{probed.inputs} · {len(probed.rows)} blocks, the paper's size · seed {probed.seed}"
             f" · {probed.provenance['machine']} · commit {(probed.provenance['commit'] or 'unknown')[:12]}",
-            [draw_probe(probed)],
+            [draw_probe(probed, name)],
         )
         for name in exhibit.probes
         if name.startswith("figure") and (probed := collection.probes.get(name))

@@ -33,14 +33,14 @@ class Comparison:
     words: str
 
 
-def compare(published: Result | None, cell: ExhibitCell | None, metric: Metric) -> Comparison:
+def compare(published: Result | None, cell: ExhibitCell, metric: Metric) -> Comparison:
     """Who trains and who fails can be compared whatever the data and the epochs.
 
     A number agrees or differs only where everything is as in the paper's protocol; it is open otherwise.
     """
-    measured = cell.results.get(metric) if cell else None
-    if published is None or cell is None or measured is None:
-        return Comparison("open", "open", "not measured" if published else "not in the paper")
+    measured = cell.results.get(metric)
+    if published is None or measured is None:
+        return Comparison("open", "open", "unfinished" if published else "not in the paper")
     if not cell.preset.decides:
         return Comparison("open", "open", f"{_does(measured)}; the preset decides nothing")
     if measured.failed or published.failed:
@@ -63,7 +63,8 @@ def _compare_numbers(published: Result, measured: Result, cell: ExhibitCell) -> 
     assert published.value is not None, "it has not failed"
     digits = decimals(published.metric)
     difference = measured.value - published.value
-    words = f"{difference:+.{digits}f}{' points' * (published.metric == 'test_accuracy')}"
+    shown = round(difference, digits) + 0.0  # +0.0 in place of -0.0
+    words = f"{shown:+.{digits}f}{' points' * (published.metric == 'test_accuracy')}"
     if cell.departures:
         return "open", f"{words}, {', '.join(cell.departures)}"
     if published.spread is None:
@@ -87,8 +88,6 @@ class TableRow:
     comparison: Comparison
     paper_rate: str
     measured_rate: str
-    tried: str
-    """The rates tried."""
     runs: str
 
 
@@ -132,36 +131,32 @@ class ResultTable:
 
 
 def make_table(exhibit: Exhibit, metric: Metric, cells: Sequence[ExhibitCell]) -> ResultTable | None:
-    """The exhibit's cells out of those of a set; None where nothing of it was measured."""
+    """The exhibit's cells out of those of a set, and only them; None where nothing of it was measured."""
     mine = {(cell.method.name, cell.at): cell for cell in cells if cell.exhibit.name == exhibit.name}
     if not any(metric in cell.results for cell in mine.values()):
         return None
-    methods = dict.fromkeys((*exhibit.methods, *(method for method, _ in mine)))
-    groups = {
-        METHODS[method].label: rows
-        for method in methods
-        if (rows := tuple(_rows(exhibit, metric, method, mine)))
-    }
+    methods = dict.fromkeys(method for method, _ in mine)
+    groups = {METHODS[method].label: tuple(_rows(exhibit, metric, method, mine)) for method in methods}
     found = list(mine.values())
-    return ResultTable(exhibit, metric, found[0].label, conditions(exhibit, found), groups)
+    part = f"{len(mine)} of {len(exhibit.cells)} cells · " if len(mine) < len(exhibit.cells) else ""
+    return ResultTable(exhibit, metric, found[0].label, f"{part}{conditions(exhibit, found)}", groups)
 
 
 def _rows(
     exhibit: Exhibit, metric: Metric, method: str, mine: Mapping[tuple[str, int], ExhibitCell]
 ) -> Iterator[TableRow]:
-    for at in sorted({at for name, at in (*exhibit.cells, *mine) if name == method}):
-        published, cell = exhibit.cells.get((method, at)), mine.get((method, at))
-        found = cell.results.get(metric) if cell else None
+    for at in sorted(at for name, at in mine if name == method):
+        published, cell = exhibit.cells.get((method, at)), mine[method, at]
+        found = cell.results.get(metric)
         yield TableRow(
             METHODS[method].label,
             at,
             _value(published) if published else "",
-            _value(found) if found else "unfinished" if cell else "",
+            _value(found) if found else "unfinished",
             compare(published, cell, metric),
             _rate(published),
             _rate(found),
-            _tried(cell, metric) if cell else "",
-            cell.runs(metric) if cell else "",
+            cell.runs(metric),
         )
 
 
@@ -199,8 +194,3 @@ def _rate(result: Result | None) -> str:
         return ""
     bar = "" if rate.low == rate.high else f" ({rate_text(rate.low)} to {rate_text(rate.high)})"
     return f"{rate}{bar}{', end of grid' * rate.at_edge}"
-
-
-def _tried(cell: ExhibitCell, metric: Metric) -> str:
-    rates = [rate_text(rate.lr) for rate in cell.summaries[metric].summary.rates]
-    return rates[0] if len(rates) == 1 else f"{rates[0]} to {rates[-1]}" if rates else ""

@@ -12,7 +12,5 @@ from .about_batches import BATCH_SIZE, REGULARIZATION
 from .about_depth import DEPTH, IMAGENET, INITIALIZATION
 from .claim import Claim
 
-CLAIMS: Mapping[str, Claim] = {
-    claim.id: claim for claim in (*INITIALIZATION, *DEPTH, *BATCH_SIZE, *REGULARIZATION, *IMAGENET)
-}
-"""In the paper's order of subjects."""
+CLAIMS: Mapping[str, Claim] = {**INITIALIZATION, **DEPTH, **BATCH_SIZE, **REGULARIZATION, **IMAGENET}
+"""By name, in the paper's order of subjects."""

@@ -7,20 +7,21 @@ The figures show no numbers, so small and large are read from the text: its exam
 
 from __future__ import annotations
 
-from .claim import Claim, Rule
+from .claim import Rule, claim
 from .points import Span, larger_rates, leads, similar_rates
 from .series import (
+    FLAT_THEN_FALLING,
+    LOSS_FALLING,
+    LOSS_RISING,
+    NEVER_RISING,
+    STEADY,
     constant_rate,
     far_from_unstable,
-    flat_then_falling,
+    has_shape,
     larger_stable_rate,
     larger_threshold,
-    loss_falls,
-    loss_rises,
-    never_rises,
     peaks,
     proportional_rate,
-    steady,
 )
 
 METHODS = ("batchnorm", "skipinit", "none")
@@ -39,186 +40,152 @@ def _proportional(exhibit: str, methods: tuple[str, ...]) -> tuple[Rule, ...]:
     return tuple(proportional_rate(exhibit, method, Span(high=end, fewest=2)) for method, end in ends.items())
 
 
-BATCH_SIZE = (
-    Claim(
-        "batchnorm-better-at-every-batch-size",
+BATCH_SIZE = {
+    "batchnorm-better-at-every-batch-size": claim(
         "3",
         "Batch norm is better than no normalization at every batch size, on test set and training set.",
-        (
-            leads("figure3", "batchnorm", "none", EVERY),
-            leads("figure3", "batchnorm", "none", EVERY, metric="train_loss"),
-        ),
+        leads("figure3", "batchnorm", "none", EVERY),
+        leads("figure3", "batchnorm", "none", EVERY, metric="train_loss"),
     ),
-    Claim(
-        "accuracy-flat-then-falling",
+    "accuracy-flat-then-falling": claim(
         "3",
         "With and without batch norm, accuracy is the same at all small batches and falls past a threshold.",
-        tuple(flat_then_falling("figure3", method, EVERY) for method in ("batchnorm", "none")),
+        *(has_shape("figure3", method, EVERY, FLAT_THEN_FALLING) for method in ("batchnorm", "none")),
     ),
-    Claim(
-        "batchnorm-scales-to-larger-batches",
+    "batchnorm-scales-to-larger-batches": claim(
         "3",
         "With batch norm that threshold is significantly larger.",
-        (larger_threshold("figure3", "batchnorm", "none", EVERY),),
+        larger_threshold("figure3", "batchnorm", "none", EVERY),
     ),
-    Claim(
-        "skipinit-narrows-the-gap",
+    "skipinit-narrows-the-gap": claim(
         "3",
         "At small and moderate batch sizes SkipInit narrows the gap between no normalization and batch norm.",
-        (leads("figure3", "skipinit", "none", Span(high=512, fewest=2)),),
+        leads("figure3", "skipinit", "none", Span(high=512, fewest=2)),
     ),
-    Claim(
-        "skipinit-lower-training-loss",
+    "skipinit-lower-training-loss": claim(
         "3",
         "SkipInit reaches lower training losses than batch norm up to batch sizes of about 1024.",
-        (leads("figure3", "skipinit", "batchnorm", Span(high=512, fewest=2), metric="train_loss"),),
+        leads("figure3", "skipinit", "batchnorm", Span(high=512, fewest=2), metric="train_loss"),
     ),
-    Claim(
-        "skipinit-worse-at-large-batches",
+    "skipinit-worse-at-large-batches": claim(
         "3",
         "At very large batch sizes SkipInit is worse than batch norm.",
-        (leads("figure3", "batchnorm", "skipinit", LARGE),),
+        leads("figure3", "batchnorm", "skipinit", LARGE),
     ),
-    Claim(
-        "small-batch-rate-proportional",
+    "small-batch-rate-proportional": claim(
         "3",
         "While the batch is small, the best rate of all three methods grows in proportion to it.",
-        _proportional("figure3", METHODS),
+        *_proportional("figure3", METHODS),
     ),
-    Claim(
-        "small-batch-rates-similar",
+    "small-batch-rates-similar": claim(
         "3",
         "While the batch is small, the best rates of all three methods are similar.",
-        (similar_rates("figure3", METHODS, SMALL),),
+        similar_rates("figure3", METHODS, SMALL),
     ),
-    Claim(
-        "small-batch-rates-far-from-unstable",
+    "small-batch-rates-far-from-unstable": claim(
         "3",
         "While the batch is small, large rates do not help: the best is far below the largest stable one.",
-        tuple(far_from_unstable("figure3", method, EVERY) for method in METHODS),
+        *(far_from_unstable("figure3", method, EVERY) for method in METHODS),
     ),
-    Claim(
-        "large-batch-rate-constant",
+    "large-batch-rate-constant": claim(
         "3",
         "Once the batch is large, the best rate no longer depends on it.",
-        tuple(constant_rate("figure3", method, Span(low=2048, fewest=2)) for method in METHODS),
+        *(constant_rate("figure3", method, Span(low=2048, fewest=2)) for method in METHODS),
     ),
-    Claim(
-        "large-batch-batchnorm-uses-larger-rates",
+    "large-batch-batchnorm-uses-larger-rates": claim(
         "3",
         "Once the batch is large, batch norm uses larger rates.",
-        tuple(larger_rates("figure3", "batchnorm", method, LARGE) for method in ("skipinit", "none")),
+        *(larger_rates("figure3", "batchnorm", method, LARGE) for method in ("skipinit", "none")),
     ),
-    Claim(
-        "largest-stable-rates",
+    "largest-stable-rates": claim(
         "3",
         "Batch norm has the largest stable rate, then SkipInit, then no normalization.",
-        (
-            larger_stable_rate("figure3", "batchnorm", "skipinit", EVERY),
-            larger_stable_rate("figure3", "skipinit", "none", EVERY),
-        ),
+        larger_stable_rate("figure3", "batchnorm", "skipinit", EVERY),
+        larger_stable_rate("figure3", "skipinit", "none", EVERY),
     ),
-    Claim(
-        "accuracy-never-rises-with-batch-size",
+    "accuracy-never-rises-with-batch-size": claim(
         "3",
         "At a fixed number of epochs no method gains accuracy from a larger batch.",
-        tuple(never_rises("figure3", method, EVERY) for method in METHODS),
+        *(has_shape("figure3", method, EVERY, NEVER_RISING) for method in METHODS),
     ),
-    Claim(
-        "cifar100-batchnorm-better-at-every-batch-size",
+    "cifar100-batchnorm-better-at-every-batch-size": claim(
         "E",
         "On CIFAR-100 batch norm is more accurate than SkipInit, regularized or not, at every batch size.",
-        tuple(leads("figure7", "batchnorm", method, EVERY) for method in NORMALIZED_OR_SKIPINIT[1:]),
+        *(leads("figure7", "batchnorm", method, EVERY) for method in NORMALIZED_OR_SKIPINIT[1:]),
     ),
-    Claim(
-        "cifar100-unnormalized-not-competitive",
+    "cifar100-unnormalized-not-competitive": claim(
         "E",
         "Without batch norm and without SkipInit, WRN-28-10 does not reach a competitive accuracy.",
-        (leads("figure7", "skipinit", "none", EVERY, over=2.0),),
+        leads("figure7", "skipinit", "none", EVERY, over=2.0),
     ),
-    Claim(
-        "cifar100-small-batch-rate-proportional",
+    "cifar100-small-batch-rate-proportional": claim(
         "E",
         "On CIFAR-100, too, the best rate is proportional to the batch size while that is small.",
-        _proportional("figure7", NORMALIZED_OR_SKIPINIT),
+        *_proportional("figure7", NORMALIZED_OR_SKIPINIT),
     ),
-    Claim(
-        "cifar100-small-batch-rates-similar",
+    "cifar100-small-batch-rates-similar": claim(
         "E",
         "On CIFAR-100, too, the best rates of all three methods are about equal while the batch is small.",
-        (similar_rates("figure7", NORMALIZED_OR_SKIPINIT, SMALL),),
+        similar_rates("figure7", NORMALIZED_OR_SKIPINIT, SMALL),
     ),
-    Claim(
-        "cifar100-batchnorm-largest-stable-rate",
+    "cifar100-batchnorm-largest-stable-rate": claim(
         "E",
         "On CIFAR-100, too, batch norm has the largest stable rate.",
-        tuple(larger_stable_rate("figure7", "batchnorm", m, EVERY) for m in NORMALIZED_OR_SKIPINIT[1:]),
+        *(larger_stable_rate("figure7", "batchnorm", m, EVERY) for m in NORMALIZED_OR_SKIPINIT[1:]),
     ),
-)
+}
 
 
-REGULARIZATION = (
-    Claim(
-        "batchnorm-accuracy-peaks-at-intermediate-batch",
+REGULARIZATION = {
+    "batchnorm-accuracy-peaks-at-intermediate-batch": claim(
         "4",
         "With full-batch statistics the accuracy of batch norm is highest at a batch of about 64.",
-        (peaks("figure4", "batchnorm", 32, 128),),
+        peaks("figure4", "batchnorm", 32, 128),
     ),
-    Claim(
-        "batchnorm-loss-rises-from-1-to-2",
+    "batchnorm-loss-rises-from-1-to-2": claim(
         "4",
         "The training loss of batch norm rises from a batch of 1 to a batch of 2.",
-        (loss_rises("figure4", "batchnorm", (1, 2)),),
+        has_shape("figure4", "batchnorm", (1, 2), LOSS_RISING),
     ),
-    Claim(
-        "batchnorm-loss-falls-from-2",
+    "batchnorm-loss-falls-from-2": claim(
         "4",
         "From a batch of 2 up the training loss of batch norm falls consistently.",
-        (loss_falls("figure4", "batchnorm", Span(low=2, fewest=3)),),
+        has_shape("figure4", "batchnorm", Span(low=2, fewest=3), LOSS_FALLING),
     ),
-    Claim(
-        "skipinit-independent-of-small-batches",
+    "skipinit-independent-of-small-batches": claim(
         "4",
         "SkipInit, regularized or not, does not depend on the batch size while that is small.",
-        tuple(steady("figure4", method, SMALL_FULL) for method in NORMALIZED_OR_SKIPINIT[1:]),
+        *(has_shape("figure4", method, SMALL_FULL, STEADY) for method in NORMALIZED_OR_SKIPINIT[1:]),
     ),
-    Claim(
-        "regularized-skipinit-better-at-tiny-batches",
+    "regularized-skipinit-better-at-tiny-batches": claim(
         "4",
         "At very small batch sizes Regularized SkipInit is more accurate than batch norm.",
-        (leads("figure4", "regularized-skipinit", "batchnorm", TINY),),
+        leads("figure4", "regularized-skipinit", "batchnorm", TINY),
     ),
-    Claim(
-        "regularization-narrows-the-gap",
+    "regularization-narrows-the-gap": claim(
         "3",
         "Extra regularization raises the accuracy of SkipInit at small batch sizes.",
-        (leads("figure4", "regularized-skipinit", "skipinit", SMALL_FULL),),
+        leads("figure4", "regularized-skipinit", "skipinit", SMALL_FULL),
     ),
-    Claim(
-        "full-batch-rates-similar",
+    "full-batch-rates-similar": claim(
         "D.3",
         "While the batch is small, best rates of batch norm, SkipInit and Regularized SkipInit are similar.",
-        (
-            similar_rates("figure6", NORMALIZED_OR_SKIPINIT, SMALL_FULL),
-            similar_rates("figure6", NORMALIZED_OR_SKIPINIT, SMALL_FULL, metric="train_loss"),
-        ),
+        similar_rates("figure6", NORMALIZED_OR_SKIPINIT, SMALL_FULL),
+        similar_rates("figure6", NORMALIZED_OR_SKIPINIT, SMALL_FULL, metric="train_loss"),
     ),
-    Claim(
-        "cifar100-batchnorm-accuracy-peaks-at-16",
+    "cifar100-batchnorm-accuracy-peaks-at-16": claim(
         "E",
         "On CIFAR-100 the accuracy of batch norm peaks at a batch of 16 and decays to either side.",
-        (peaks("figure8", "batchnorm", 8, 32),),
+        peaks("figure8", "batchnorm", 8, 32),
     ),
-    Claim(
-        "cifar100-regularized-skipinit-better-at-tiny-batches",
+    "cifar100-regularized-skipinit-better-at-tiny-batches": claim(
         "E",
         "On CIFAR-100, too, Regularized SkipInit is more accurate than batch norm at very small batches.",
-        (leads("figure8", "regularized-skipinit", "batchnorm", TINY),),
+        leads("figure8", "regularized-skipinit", "batchnorm", TINY),
     ),
-    Claim(
-        "cifar100-regularized-skipinit-competitive-at-moderate-batches",
+    "cifar100-regularized-skipinit-competitive-at-moderate-batches": claim(
         "E",
         "On CIFAR-100 Regularized SkipInit is competitive with batch norm at moderately large batches.",
-        (leads("figure8", "regularized-skipinit", "batchnorm", Span(low=64, high=256), over=-1.5),),
+        leads("figure8", "regularized-skipinit", "batchnorm", Span(low=64, high=256), over=-1.5),
     ),
-)
+}

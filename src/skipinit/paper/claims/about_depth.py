@@ -9,102 +9,84 @@ from ...probing.laws import (
     relu_squared_moving_mean,
     unnormalized_variance,
 )
-from .claim import Claim, below, equals, follows, proportional
+from .claim import below, claim, equals, follows, proportional
 from .points import fails, leads, similar_losses, trains
 from .series import constant_rate
 
-INITIALIZATION = (
-    Claim(
-        "unnormalized-variance-doubles",
+INITIALIZATION = {
+    "unnormalized-variance-doubles": claim(
         "2.1",
         "Without normalization the variance on the skip path doubles from block to block.",
-        (follows("figure2a", "skip_variance", unnormalized_variance, "2^(l-1)"),),
+        follows("figure2a", "skip_variance", unnormalized_variance, "2^(l-1)"),
     ),
-    Claim(
-        "unnormalized-branch-equals-skip",
+    "unnormalized-branch-equals-skip": claim(
         "2.1",
         "Without normalization branch and skip contribute equally: the block is far from the identity.",
-        (equals("figure2a", "branch_variance", "skip_variance"),),
+        equals("figure2a", "branch_variance", "skip_variance"),
     ),
-    Claim(
-        "normalized-variance-is-depth",
+    "normalized-variance-is-depth": claim(
         "2.1",
         "With batch norm on the branch the variance on the skip path of block l is about l.",
-        (follows("figure2b", "skip_variance", normalized_variance, "l"),),
+        follows("figure2b", "skip_variance", normalized_variance, "l"),
     ),
-    Claim(
-        "normalized-branch-variance-is-one",
+    "normalized-branch-variance-is-one": claim(
         "2.1",
         "With batch norm every residual branch ends with a variance of about 1.",
-        (follows("figure2b", "branch_variance", lambda _: 1.0, "1"),),
+        follows("figure2b", "branch_variance", lambda _: 1.0, "1"),
     ),
-    Claim(
-        "normalization-divides-by-root-depth",
+    "normalization-divides-by-root-depth": claim(
         "2.1",
         "The moving variance of block l is about l: batch norm scales the branch down by the root of l.",
-        (follows("figure2b", "moving_variance", normalized_variance, "l"),),
+        follows("figure2b", "moving_variance", normalized_variance, "l"),
     ),
-    Claim(
-        "normalized-branch-share",
+    "normalized-branch-share": claim(
         "2.1",
         "The branch of block l gives only 1/(l+1) of the output variance: deep blocks are near the identity.",
-        (follows("figure2b", "branch_share", normalized_branch_share, "1/(l+1)"),),
+        follows("figure2b", "branch_share", normalized_branch_share, "1/(l+1)"),
     ),
-    Claim(
-        "linear-moving-mean-is-zero",
+    "linear-moving-mean-is-zero": claim(
         "2.1",
         "In the linear normalized network the squared moving mean is close to zero.",
-        (below("figure2b", "squared_moving_mean", "moving_variance", ratio=0.01),),
+        below("figure2b", "squared_moving_mean", "moving_variance", ratio=0.01),
     ),
-    Claim(
-        "convolutional-variance-grows-with-depth",
+    "convolutional-variance-grows-with-depth": claim(
         "2.1",
         "In the convolutional ReLU network the skip variance is proportional to depth, a little below it.",
-        (proportional("figure2c", "skip_variance", low=0.75, high=1.0),),
+        proportional("figure2c", "skip_variance", low=0.75, high=1.0),
     ),
-    Claim(
-        "convolutional-moving-variance-is-smaller",
+    "convolutional-moving-variance-is-smaller": claim(
         "2.1",
         "There the moving variance is proportional to depth too, and smaller than the skip variance.",
-        (
-            proportional("figure2c", "moving_variance"),
-            below("figure2c", "moving_variance", "skip_variance"),
-        ),
+        proportional("figure2c", "moving_variance"),
+        below("figure2c", "moving_variance", "skip_variance"),
     ),
-    Claim(
-        "convolutional-moving-mean-grows",
+    "convolutional-moving-mean-grows": claim(
         "C",
         "There the squared moving mean grows in proportion to depth.",
-        (proportional("figure2c", "squared_moving_mean"),),
+        proportional("figure2c", "squared_moving_mean"),
     ),
-    Claim(
-        "relu-variances-as-derived",
+    "relu-variances-as-derived": claim(
         "C",
         "With ReLUs, too, the skip variance of block l is about l and its branch variance about 1.",
-        (
-            follows("figure5", "skip_variance", normalized_variance, "l"),
-            follows("figure5", "branch_variance", lambda _: 1.0, "1"),
-        ),
+        follows("figure5", "skip_variance", normalized_variance, "l"),
+        follows("figure5", "branch_variance", lambda _: 1.0, "1"),
     ),
-    Claim(
-        "relu-moving-variance",
+    "relu-moving-variance": claim(
         "C",
         "ReLUs correlate the examples: the moving variance of block l is about l (1 - 1/π).",
-        (follows("figure5", "moving_variance", relu_moving_variance, "l (1 - 1/π)"),),
+        follows("figure5", "moving_variance", relu_moving_variance, "l (1 - 1/π)"),
     ),
-    Claim(
-        "relu-moving-mean",
+    "relu-moving-mean": claim(
         "C",
         "The rest of the variance is between channels: the squared moving mean of block l is about l/π.",
-        (follows("figure5", "squared_moving_mean", relu_squared_moving_mean, "l/π"),),
+        follows("figure5", "squared_moving_mean", relu_squared_moving_mean, "l/π"),
     ),
-    Claim(
-        "l2-dominates-the-initial-loss",
+    "l2-dominates-the-initial-loss": claim(
         "2.3",
         "At initialization the L2 term is the larger part of a deep network's loss.",
-        (below("initial-loss", "cross_entropy", "l2_term", fewest=1),),
+        below("initial-loss", "cross_entropy", "l2_term", fewest=1),
     ),
-)
+}
 
 
 DEPTHS = (16, 100, 1000)
@@ -112,110 +94,83 @@ DEEP = (100, 1000)
 DEEPEST = (1000,)
 
 
-DEPTH = (
-    Claim(
-        "batchnorm-trains-at-any-depth",
+DEPTH = {
+    "batchnorm-trains-at-any-depth": claim(
         "2.3",
         "With batch norm, networks of 16 to 1000 layers can be trained.",
-        (trains("table1", "batchnorm", DEPTHS),),
+        trains("table1", "batchnorm", DEPTHS),
     ),
-    Claim(
-        "batchnorm-rate-hardly-depends-on-depth",
+    "batchnorm-rate-hardly-depends-on-depth": claim(
         "2.3",
         "The best rate with batch norm depends only weakly on depth.",
-        (constant_rate("table1", "batchnorm", DEPTHS),),
+        constant_rate("table1", "batchnorm", DEPTHS),
     ),
-    Claim(
-        "skipinit-trains-at-any-depth",
+    "skipinit-trains-at-any-depth": claim(
         "2.3",
         "Without normalization, SkipInit trains 1000 layers from α = 1/√d or less, 0 included.",
-        (
-            trains("table1", "skipinit alpha=1/sqrt(d)", DEPTHS),
-            trains("table1", "skipinit", DEPTHS),
-        ),
+        trains("table1", "skipinit alpha=1/sqrt(d)", DEPTHS),
+        trains("table1", "skipinit", DEPTHS),
     ),
-    Claim(
-        "skipinit-rate-hardly-depends-on-depth",
+    "skipinit-rate-hardly-depends-on-depth": claim(
         "2.3",
         "The best rate with SkipInit is almost independent of depth.",
-        (
-            constant_rate("table1", "skipinit alpha=1/sqrt(d)", DEPTHS),
-            constant_rate("table1", "skipinit", DEPTHS),
-        ),
+        constant_rate("table1", "skipinit alpha=1/sqrt(d)", DEPTHS),
+        constant_rate("table1", "skipinit", DEPTHS),
     ),
-    Claim(
-        "skipinit-slightly-below-batchnorm",
+    "skipinit-slightly-below-batchnorm": claim(
         "2.3",
         "SkipInit is slightly below batch norm on the test set at every depth.",
-        (leads("table1", "batchnorm", "skipinit", DEPTHS, over=0.0, up_to=1.5),),
+        leads("table1", "batchnorm", "skipinit", DEPTHS, over=0.0, up_to=1.5),
     ),
-    Claim(
-        "alpha-one-fails-deep",
+    "alpha-one-fails-deep": claim(
         "2.3",
         "Deep networks cannot be trained with SkipInit from α = 1.",
-        (fails("table1", "skipinit alpha=1", DEEP),),
+        fails("table1", "skipinit alpha=1", DEEP),
     ),
-    Claim(
-        "stable-forward-pass-is-not-enough",
+    "stable-forward-pass-is-not-enough": claim(
         "2.3",
         "That activations do not explode is not enough: 1000 layers of blocks divided by √2 do not train.",
-        (fails("table1", "divide-sqrt2", DEEPEST),),
+        fails("table1", "divide-sqrt2", DEEPEST),
     ),
-    Claim(
-        "l2-is-not-necessary",
+    "l2-is-not-necessary": claim(
         "2.3",
         "SkipInit trains at every depth without L2 regularization.",
-        (trains("table1", "skipinit without L2", DEPTHS),),
+        trains("table1", "skipinit without L2", DEPTHS),
     ),
-    Claim(
-        "skipinit-matches-training-loss",
+    "skipinit-matches-training-loss": claim(
         "D.1",
         "SkipInit reaches training losses like those of batch norm after as many epochs.",
-        (
-            similar_losses("table3", "batchnorm", "skipinit alpha=1/sqrt(d)", DEPTHS),
-            similar_losses("table3", "batchnorm", "skipinit", DEPTHS),
-        ),
+        similar_losses("table3", "batchnorm", "skipinit alpha=1/sqrt(d)", DEPTHS),
+        similar_losses("table3", "batchnorm", "skipinit", DEPTHS),
     ),
-    Claim(
-        "batchnorm-variants-fail-deep",
+    "batchnorm-variants-fail-deep": claim(
         "D.2",
         "Batch norm that does not scale the branch down against the skip cannot train 1000 layers: "
         "blocks divided by √2, a norm at the block's end, a last norm only.",
-        (
-            fails("table4", "batchnorm-divide-sqrt2", DEEPEST),
-            fails("table4", "batchnorm-block-end", DEEPEST),
-            fails("table4", "batchnorm-final-only", DEEPEST),
-        ),
+        fails("table4", "batchnorm-divide-sqrt2", DEEPEST),
+        fails("table4", "batchnorm-block-end", DEEPEST),
+        fails("table4", "batchnorm-final-only", DEEPEST),
     ),
-    Claim(
-        "skipinit-helps-shallow-networks",
+    "skipinit-helps-shallow-networks": claim(
         "7",
         "Starting the branch at zero often helps shallow networks too.",
-        (
-            leads("table1", "skipinit", "skipinit alpha=1", (16,)),
-            leads("table5", "skipinit", "skipinit alpha=1", (16,)),
-        ),
+        leads("table1", "skipinit", "skipinit alpha=1", (16,)),
+        leads("table5", "skipinit", "skipinit alpha=1", (16,)),
     ),
-    Claim(
-        "cifar100-batchnorm-and-skipinit-train-deep",
+    "cifar100-batchnorm-and-skipinit-train-deep": claim(
         "E",
         "Batch norm and SkipInit train very deep networks on CIFAR-100.",
-        (
-            trains("table5", "batchnorm", DEPTHS),
-            trains("table5", "skipinit alpha=1/sqrt(d)", DEPTHS),
-            trains("table5", "skipinit", DEPTHS),
-        ),
+        trains("table5", "batchnorm", DEPTHS),
+        trains("table5", "skipinit alpha=1/sqrt(d)", DEPTHS),
+        trains("table5", "skipinit", DEPTHS),
     ),
-    Claim(
-        "cifar100-unscaled-branches-fail-deep",
+    "cifar100-unscaled-branches-fail-deep": claim(
         "E",
         "On CIFAR-100, too, 1000 layers cannot be trained unless the branch is scaled down.",
-        (
-            fails("table5", "skipinit alpha=1", DEEPEST),
-            fails("table5", "divide-sqrt2", DEEPEST),
-        ),
+        fails("table5", "skipinit alpha=1", DEEPEST),
+        fails("table5", "divide-sqrt2", DEEPEST),
     ),
-)
+}
 
 
 STANDARD = (256,)
@@ -229,77 +184,66 @@ CONSIDERABLY = 2.0
 V2, V1 = "table2", "table7"
 
 
-IMAGENET = (
-    Claim(
-        "imagenet-all-match-at-256",
+IMAGENET = {
+    "imagenet-all-match-at-256": claim(
         "5",
         "At the usual batch of 256 SkipInit and Fixup match batch norm.",
-        tuple(leads(V2, "batchnorm", other, STANDARD, -SAME, SAME) for other in ("skipinit", "fixup")),
+        *(leads(V2, "batchnorm", other, STANDARD, -SAME, SAME) for other in ("skipinit", "fixup")),
     ),
-    Claim(
-        "imagenet-batchnorm-best-at-large-batch",
+    "imagenet-batchnorm-best-at-large-batch": claim(
         "5",
         "At a very large batch batch norm is best: SkipInit and Fixup are worse, with Dropout or without.",
-        tuple(
+        *(
             leads(V2, "batchnorm", other, LARGEST)
             for other in ("skipinit", "fixup", "fixup-dropout", "regularized-skipinit")
         ),
     ),
-    Claim(
-        "imagenet-regularized-beat-batchnorm",
+    "imagenet-regularized-beat-batchnorm": claim(
         "5",
         "With Dropout both SkipInit and Fixup are more accurate than batch norm at small batches.",
-        tuple(leads(V2, other, "batchnorm", SMALL) for other in ("fixup-dropout", "regularized-skipinit")),
+        *(leads(V2, other, "batchnorm", SMALL) for other in ("fixup-dropout", "regularized-skipinit")),
     ),
-    Claim(
-        "imagenet-biases-help-skipinit",
+    "imagenet-biases-help-skipinit": claim(
         "5",
         "Biases in the convolutions give SkipInit a small gain.",
-        (leads(V2, "skipinit", "skipinit without biases", STANDARD, up_to=SLIGHTLY),),
+        leads(V2, "skipinit", "skipinit without biases", STANDARD, up_to=SLIGHTLY),
     ),
-    Claim(
-        "imagenet-fixup-ahead-at-large-batch",
+    "imagenet-fixup-ahead-at-large-batch": claim(
         "6",
         "SkipInit and Fixup are alike at small batches; at a large one Fixup is ahead.",
-        (leads(V2, "fixup", "skipinit", SMALL, -SAME, SAME), leads(V2, "fixup", "skipinit", LARGEST)),
+        leads(V2, "fixup", "skipinit", SMALL, -SAME, SAME),
+        leads(V2, "fixup", "skipinit", LARGEST),
     ),
-    Claim(
-        "either-fixup-component-suffices",
+    "either-fixup-component-suffices": claim(
         "6",
         "Fixup's component 1 or 2 alone is enough to train ResNet-V2.",
-        (trains(V2, "fixup component 1", STANDARD), trains(V2, "fixup component 2", STANDARD)),
+        trains(V2, "fixup component 1", STANDARD),
+        trains(V2, "fixup component 2", STANDARD),
     ),
-    Claim(
-        "v1-fixup-slightly-worse-at-small-batch",
+    "v1-fixup-slightly-worse-at-small-batch": claim(
         "F",
         "On ResNet50-V1 Fixup is slightly worse than batch norm at small batches.",
-        (leads(V1, "batchnorm", "fixup", SMALL, up_to=SLIGHTLY),),
+        leads(V1, "batchnorm", "fixup", SMALL, up_to=SLIGHTLY),
     ),
-    Claim(
-        "v1-fixup-considerably-worse-at-large-batch",
+    "v1-fixup-considerably-worse-at-large-batch": claim(
         "F",
         "On ResNet50-V1 Fixup is considerably worse than batch norm at a large batch.",
-        (leads(V1, "batchnorm", "fixup", LARGEST, over=CONSIDERABLY),),
+        leads(V1, "batchnorm", "fixup", LARGEST, over=CONSIDERABLY),
     ),
-    Claim(
-        "v1-skipinit-needs-identity-skips",
+    "v1-skipinit-needs-identity-skips": claim(
         "F",
         "On ResNet50-V1, which has no identity skip, Regularized SkipInit is far below batch norm and Fixup.",
-        (
-            leads(V1, "batchnorm", "regularized-skipinit", EVERY, CONSIDERABLY),
-            leads(V1, "fixup", "regularized-skipinit", EVERY, CONSIDERABLY),
-        ),
+        leads(V1, "batchnorm", "regularized-skipinit", EVERY, CONSIDERABLY),
+        leads(V1, "fixup", "regularized-skipinit", EVERY, CONSIDERABLY),
     ),
-    Claim(
-        "v1-scalar-bias-helps",
+    "v1-scalar-bias-helps": claim(
         "F",
         "One scalar bias per block, before its last ReLU, improves Regularized SkipInit considerably there.",
-        (leads(V1, "regularized-skipinit scalar bias", "regularized-skipinit", EVERY, CONSIDERABLY),),
+        leads(V1, "regularized-skipinit scalar bias", "regularized-skipinit", EVERY, CONSIDERABLY),
     ),
-    Claim(
-        "v1-scalar-bias-closes-the-gap-to-fixup",
+    "v1-scalar-bias-closes-the-gap-to-fixup": claim(
         "F",
         "With that bias nothing is left of its gap to Fixup at small batches.",
-        (leads(V1, "regularized-skipinit scalar bias", "fixup", SMALL, over=-SAME),),
+        leads(V1, "regularized-skipinit scalar bias", "fixup", SMALL, over=-SAME),
     ),
-)
+}

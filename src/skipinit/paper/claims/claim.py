@@ -61,7 +61,6 @@ class Rule:
 class Claim:
     """One statement of the paper that measurements can contradict."""
 
-    id: str
     section: str
     statement: str
     """In our words."""
@@ -86,6 +85,11 @@ class Claim:
     def check(self, measurements: MeasurementSet) -> Finding:
         """Whether it holds in these measurements."""
         return all_of(rule.judge(measurements) for rule in self.rules)
+
+
+def claim(section: str, statement: str, *rules: Rule) -> Claim:
+    """A claim that holds if all the rules do."""
+    return Claim(section, statement, rules)
 
 
 Law = Callable[[float], float]

@@ -7,7 +7,7 @@ where it names depths or batch sizes, every one of them is needed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...sweeping.results import Metric
@@ -72,7 +72,9 @@ def _at_each(
 
     def judge(measurements: MeasurementSet) -> Finding:
         measured = {method: measurements.series(exhibit, method, read) for method in methods}
-        points = _common(measured.values(), at) if isinstance(at, Span) else at
+        points: Sequence[int] = at if isinstance(at, tuple) else ()
+        if isinstance(at, Span):  # what every method was measured at
+            points = sorted(point for point in set.intersection(*map(set, measured.values())) if point in at)
         findings = [
             judge_at(point, {m: series.get(point) for m, series in measured.items()}) for point in points
         ]
@@ -94,29 +96,22 @@ def _at_each(
     return Rule(exhibit, needs(exhibit, methods, at, read), criterion, judge)
 
 
-def _common(measured: Iterable[Mapping[int, Result]], span: Span) -> tuple[int, ...]:
-    """The points of the span that every method was measured at."""
-    return tuple(sorted(at for at in set.intersection(*map(set, measured)) if at in span))
+def _says_whether(trained: bool, exhibit: str, method: str, at: At, criterion: str) -> Rule:
+    def compare(result: Result) -> Finding:
+        return decided(result.failed != trained, f"{method} {result}")
+
+    return _at_each(exhibit, (method,), at, criterion, compare, how_well=False)
 
 
 def trains(exhibit: str, method: str, at: At) -> Rule:
     """Some rate leaves chance behind."""
-
-    def compare(result: Result) -> Finding:
-        return decided(not result.failed, f"{method} {result}")
-
-    criterion = f"{method} is above chance at some rate"
-    return _at_each(exhibit, (method,), at, criterion, compare, how_well=False)
+    return _says_whether(True, exhibit, method, at, f"{method} is above chance at some rate")
 
 
 def fails(exhibit: str, method: str, at: At) -> Rule:
     """At chance at every rate."""
-
-    def compare(result: Result) -> Finding:
-        return decided(result.failed, f"{method} {result}")
-
     criterion = f"{method} is at chance at every rate tried, {FEWEST_RATES} or more"
-    return _at_each(exhibit, (method,), at, criterion, compare, how_well=False)
+    return _says_whether(False, exhibit, method, at, criterion)
 
 
 def leads(

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from itertools import combinations, pairwise
 from statistics import linear_regression
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from ...notation import rate_text
 from ...sweeping.results import Metric
@@ -79,38 +79,47 @@ def proportional_rate(exhibit: str, method: str, at: Span, tolerance: float = 1 
     return _along(exhibit, (method,), at, criterion, decide)
 
 
-def steady(exhibit: str, method: str, at: Span, within: float = SAME) -> Rule:
-    """No two batch sizes differ by more than `within`."""
+class Shape(NamedTuple):
+    """What the curve of one method over batch size looks like."""
+
+    criterion: str
+    """With a place for the method."""
+    holds: Callable[[list[float]], bool]
+    """Of the scores, of which a larger one is better, from the smallest batch to the largest."""
+    metric: Metric = "test_accuracy"
+
+
+STEADY = Shape(
+    f"{{}} varies by at most {SAME:g} points",
+    lambda scores: max(scores) - min(scores) <= SAME,
+)
+FLAT_THEN_FALLING = Shape(
+    f"{{}}: smallest batch within {SAME:g} points of the best, largest more than that below",
+    lambda scores: max(scores) - scores[0] <= SAME < max(scores) - scores[-1],
+)
+NEVER_RISING = Shape(
+    f"{{}}: no batch size is more than {SAME:g} points better than a smaller one",
+    lambda scores: all(later <= earlier + SAME for earlier, later in combinations(scores, 2)),
+)
+LOSS_RISING = Shape(
+    "the loss of {} rises",
+    lambda scores: all(later < earlier for earlier, later in pairwise(scores)),
+    "train_loss",
+)
+LOSS_FALLING = Shape(
+    "the loss of {} falls from each batch size to the next",
+    lambda scores: all(later > earlier for earlier, later in pairwise(scores)),
+    "train_loss",
+)
+
+
+def has_shape(exhibit: str, method: str, at: At, shape: Shape) -> Rule:
+    """The curve of the method looks so."""
 
     def decide(series: Points) -> Finding:
-        scores = [result.score for result in series.values()]
-        return decided(max(scores) - min(scores) <= within, _words(method, series))
+        return decided(shape.holds([result.score for result in series.values()]), _words(method, series))
 
-    return _along(exhibit, (method,), at, f"{method} varies by at most {within:g} points", decide)
-
-
-def flat_then_falling(exhibit: str, method: str, at: Span, same: float = SAME) -> Rule:
-    """The smallest batch is as good as any, the largest is worse."""
-
-    def decide(series: Points) -> Finding:
-        scores = [result.score for result in series.values()]
-        holds = max(scores) - scores[0] <= same < max(scores) - scores[-1]
-        return decided(holds, _words(method, series))
-
-    criterion = f"{method}: smallest batch within {same:g} points of the best, largest more than that below"
-    return _along(exhibit, (method,), at, criterion, decide)
-
-
-def never_rises(exhibit: str, method: str, at: Span, same: float = SAME) -> Rule:
-    """No batch size is better than a smaller one."""
-
-    def decide(series: Points) -> Finding:
-        scores = [result.score for result in series.values()]
-        rises = any(later > earlier + same for earlier, later in combinations(scores, 2))
-        return decided(not rises, _words(method, series))
-
-    criterion = f"{method}: no batch size is more than {same:g} points better than a smaller one"
-    return _along(exhibit, (method,), at, criterion, decide)
+    return _along(exhibit, (method,), at, shape.criterion.format(method), decide, shape.metric)
 
 
 def peaks(exhibit: str, method: str, low: int, high: int) -> Rule:
@@ -126,27 +135,6 @@ def peaks(exhibit: str, method: str, low: int, high: int) -> Rule:
 
     criterion = f"{method} is best at a batch size from {low} to {high}, both ends are over one spread lower"
     return _along(exhibit, (method,), Span(fewest=3), criterion, decide)
-
-
-def loss_rises(exhibit: str, method: str, at: tuple[int, ...]) -> Rule:
-    """Each loss is above the one before."""
-
-    def decide(series: Points) -> Finding:
-        rising = all(one.score > two.score for one, two in pairwise(series.values()))
-        return decided(rising, _words(method, series))
-
-    return _along(exhibit, (method,), at, f"the loss of {method} rises", decide, "train_loss")
-
-
-def loss_falls(exhibit: str, method: str, at: Span) -> Rule:
-    """Each loss is below the one before."""
-
-    def decide(series: Points) -> Finding:
-        falling = all(one.score < two.score for one, two in pairwise(series.values()))
-        return decided(falling, _words(method, series))
-
-    criterion = f"the loss of {method} falls from each batch size to the next"
-    return _along(exhibit, (method,), at, criterion, decide, "train_loss")
 
 
 def larger_threshold(exhibit: str, first: str, second: str, at: Span, factor: float = 2.0) -> Rule:
