@@ -95,7 +95,7 @@ def cpu_threads() -> int:
 
     The number of threads decides how sums are rounded, so one that follows from the machine, or from how busy
     it is, would change results. Threads also spin while they wait for each other: where another process has
-    one of their cores, two were measured to be 7 to 30 times as slow as one.
+    one of their cores, two are slower than one (`benchmarks/cores.py`).
     """
     given = os.environ.get("OMP_NUM_THREADS", "")
     return max(1, int(given)) if given.isdecimal() else 1
