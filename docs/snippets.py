@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_PROGRAMS = "skipinit|python|torchrun|pip|make|ray"
 _PICTURE = re.compile(r"!\[[^\]]*\]\((\S+)\)")
 
 
@@ -38,12 +39,9 @@ class Block:
 
     @property
     def commands(self) -> list[str]:
-        """The command lines, continued lines joined, without comments."""
-        joined = self.text.replace("\\\n", " ")
-        lines = [line.partition("  #")[0].strip() for line in joined.splitlines()]
-        if self.language == "console":
-            return [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
-        return [line for line in lines if re.match(r"(skipinit|python|torchrun|pip|make|ray|\w+=\S+) ", line)]
+        """The command lines as written: those behind a prompt, or those that begin with a program."""
+        start = r"^\$ " if self.language == "console" else rf"^(?=(?:[A-Z_]+=\S+ )?(?:{_PROGRAMS}) )"
+        return [found[1] for found in re.finditer(rf"{start}((?:.*\\\n)*.*)", self.text, re.MULTILINE)]
 
 
 def blocks(text: str) -> list[Block]:

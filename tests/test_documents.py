@@ -59,10 +59,9 @@ def parsing(command: Callable[..., Any], called: list[str]) -> Callable[..., Any
     def parsed(*args: Any, **options: Any) -> int:
         given = inspect.signature(command).bind(*args, **options)
         if command.__name__ == "sweep":
-            chosen, file = given.arguments["axes"].texts(), given.arguments.get("file")
-            assert (
-                read_grid(ROOT / file) if file else expand({"model": given.arguments["model"], **chosen})
-            ).trials
+            model, file = given.arguments["model"], given.arguments["file"]
+            axes = given.arguments["axes"].texts() | ({"model": model} if model else {})
+            assert (read_grid(ROOT / file) if file else expand(axes)).trials
         called.append(command.__name__)
         return 0
 
@@ -74,8 +73,8 @@ def test_commands_exist(
     line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     called: list[str] = []
-    line = re.split(r" [|>] ", line)[0].replace("…", "")
-    words = [word for word in shlex.split(line) if not re.match(r"[A-Z_]+=", word)]
+    line = re.split(r" [|>] ", line.replace("\\\n", " "))[0]
+    words = [word for word in shlex.split(line, comments=True) if not re.match(r"[A-Z_]+=", word)]
     if words[0] == "torchrun":
         words = words[words.index("-m") + 1 :]
     if words[0] == "python":
