@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint clean
+.PHONY: demo test quick lint docs wheel clean
 
 demo: $(READY)
 	$(BIN)/skipinit demo --out demo
@@ -12,10 +12,21 @@ demo: $(READY)
 test: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup  # two workers on two cores: more threads would only fight
 
+quick: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup --quick  # no test that trains or starts a process
+
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "open site/index.html"
+
+wheel: $(READY)
+	$(BIN)/python -m build --outdir dist
 
 # constraints.txt pins torch's exact CPU build; a bare torch would pull gigabytes of CUDA packages.
 $(READY): pyproject.toml constraints.txt
@@ -24,4 +35,4 @@ $(READY): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) build dist site .mypy_cache .pytest_cache .ruff_cache

@@ -1,13 +1,15 @@
 """Deep residual networks with and without normalization (De & Smith, NeurIPS 2020).
 
 The public names load on first use: importing this package costs nothing, torch comes with the first
-name that needs it.
+name that needs it. Those of the laboratory need the extra `lab`.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from .extras import need
 
 __version__ = "0.1.0"
 
@@ -88,12 +90,16 @@ _HOME = {
     "train": "sweeping.single",
 }
 
+_LABORATORY = {"data", "training", "sweeping", "paper", "reporting"}
+
 __all__ = [*_HOME, "__version__"]
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if _HOME[name].partition(".")[0] in _LABORATORY:
+        need("lab", f"{__name__}.{name}")
     value = globals()[name] = getattr(import_module(f".{_HOME[name]}", __name__), name)
     return value
 

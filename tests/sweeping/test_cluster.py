@@ -258,9 +258,7 @@ def test_without_ray_the_line_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     assert main([*_COMMAND, "--out", str(tmp_path / "sweep")]) == 2
-    assert capsys.readouterr().err == (
-        "skipinit: engine ray needs the package ray; pip install 'skipinit[cluster]'\n"
-    )
+    assert capsys.readouterr().err == ("skipinit: engine ray needs ray; pip install 'skipinit[cluster]'\n")
     assert not (tmp_path / "sweep").exists()
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import tyro
 from tyro.extras import SubcommandApp
 
+from ..extras import need
 from . import convert, demo, nets, probe, reproduce, store, sweep, train
 
 _DESCRIPTION = "Deep residual networks with and without normalization: build, probe, convert, train, compare."
@@ -28,6 +29,8 @@ _COMMANDS = (
     reproduce.claims,
     reproduce.report,
 )
+_LIBRARY = {"models", "schemes", "describe", "probe", "convert"}
+_LABORATORY = {"store", *(command.__name__ for command in _COMMANDS)} - _LIBRARY
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -40,6 +43,8 @@ def run(arguments: Sequence[str]) -> int:
     stores.command(store.export)
     stores.command(name="import")(store.import_)
     app.command(stores, name="store", help="Merge, export and import the results of sweeps.")
+    if arguments[0] in _LABORATORY and not {"-h", "--help"} & {*arguments}:
+        need("lab", f"skipinit {arguments[0]}")
     code = app.cli(
         prog="skipinit",
         description=_DESCRIPTION,

@@ -10,6 +10,7 @@ import tyro
 
 from ..converting.plan import make_plan
 from ..errors import ConfigError
+from ..extras import MissingExtraError
 from .flags import Json, Model, given
 from .probe import load_model, shape_of
 
@@ -79,7 +80,10 @@ def convert(
     )
     write_whole(out / "report.txt", lambda file: file.write(f"{conversion}\n".encode()))
     write_whole(out / "report.json", lambda file: file.write(f"{conversion.to_json()}\n".encode()))
-    conversion.plot(out / "balance.svg")
+    try:
+        conversion.plot(out / "balance.svg")
+    except MissingExtraError as error:  # the picture is an addition; the conversion is whole without it
+        print(f"skipinit: balance.svg is left out: {error}", file=sys.stderr)
     write_whole(out / "model.safetensors", lambda file: file.write(_serialize(conversion.model)))
     print(conversion.to_json() if json_ else conversion)
     print(f"wrote {out}", file=sys.stderr)

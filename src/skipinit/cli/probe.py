@@ -13,6 +13,7 @@ import tyro
 from ..config import ModelConfig
 from ..data.catalog import DATA_SETS
 from ..errors import ConfigError, unknown_name
+from ..extras import need
 from ..nets.architectures import THEORY_NETWORKS, find_architecture
 from .flags import Json, Model, NetworkFlags, given
 
@@ -106,13 +107,17 @@ def probe(
         raise ConfigError(f"--networks {networks} is not allowed; it must be 1 or more")
     if inputs.shape is None and ":" in model and inputs.data == "gaussian":
         raise ConfigError(f"{model}: give the shape of its input, as in --input 8x3x224x224")
+    figure = model.startswith("figure")
+    if figure or plot is not None or inputs.data != "gaussian":
+        what = model if figure else f"--data {inputs.data}" if plot is None else "--plot"
+        need("lab", f"skipinit probe {what}")
     import torch
 
     from ..probing.measure import probe as measure
     from ..training.world import find_device
 
     device = str(find_device(device))
-    if model.startswith("figure"):
+    if figure:
         _show(_figure(model, seed, device, networks, plot), json_, csv_)
         return 0
     if plot is not None:
@@ -207,12 +212,12 @@ def _batch(name: str, inputs: InputFlags) -> tuple[Tensor, Tensor]:
     """Inputs and labels, drawn from torch's generator."""
     import torch
 
-    from ..data.augment import standardize
-    from ..data.images import load
-
     if inputs.data == "gaussian":
         shape = inputs.shape or _default_shape(name, inputs.batch_size)
         return torch.randn(shape), torch.randint(10, shape[:1])
+    from ..data.augment import standardize
+    from ..data.images import load
+
     images = load(inputs.data)
     chosen = torch.randperm(len(images.train_images))[: inputs.batch_size or 64]
     return standardize(images.train_images[chosen]), images.train_labels[chosen]

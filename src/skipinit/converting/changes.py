@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..extras import need
 from ..probing.balance import ProbeReport, align
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ class Conversion:
 
     def plot(self, path: str | Path) -> None:
         """Draw the variances before and after, side by side: .png, .svg or .pdf."""
+        need("lab", "a plot")
         from matplotlib.figure import Figure
 
         from ..probing.plot import draw_variances, save

@@ -8,6 +8,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from ..extras import need
+
 if TYPE_CHECKING:
     from .augment import EpochPlan as EpochPlan
     from .augment import crop_flip as crop_flip
@@ -46,6 +48,7 @@ __all__ = list(_HOME)
 def __getattr__(name: str) -> object:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    need("lab", f"{__name__}.{name}")
     return getattr(import_module(f".{_HOME[name]}", __name__), name)
 
 

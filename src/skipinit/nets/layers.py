@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from .merges import Add, DivideSqrt2, GhostBatchNorm2d, NormalizeOutput, Normali
 from .schemes import Design
 
 Weighted = nn.Conv2d | nn.Linear
+Layer = TypeVar("Layer", nn.Conv2d, nn.Linear)
 
 
 def weighted_layers(module: nn.Module) -> list[Weighted]:
@@ -166,15 +168,17 @@ class Layers:
 
 def empty_conv(channels: int, out: int, size: int, stride: int = 1, bias: bool = False) -> nn.Conv2d:
     """A convolution without torch's own initialization, which would draw every weight twice."""
-    device = torch.get_default_device()
-    conv: nn.Conv2d = nn.utils.skip_init(
-        nn.Conv2d, channels, out, size, stride=stride, padding=size // 2, bias=bias, device=device
-    )
-    return conv
+    conv = nn.Conv2d(channels, out, size, stride=stride, padding=size // 2, bias=bias, device="meta")
+    return _with_memory(conv)
 
 
 def empty_linear(channels: int, out: int, bias: bool = True) -> nn.Linear:
     """A dense layer without torch's own initialization."""
-    device = torch.get_default_device()
-    linear: nn.Linear = nn.utils.skip_init(nn.Linear, channels, out, bias=bias, device=device)
-    return linear
+    return _with_memory(nn.Linear(channels, out, bias=bias, device="meta"))
+
+
+def _with_memory(layer: Layer) -> Layer:
+    """Parameters on the default device, uninitialized. (`nn.utils.skip_init` imports sympy: a second.)"""
+    for name, parameter in layer.named_parameters():
+        layer.register_parameter(name, nn.Parameter(torch.empty(parameter.shape)))
+    return layer

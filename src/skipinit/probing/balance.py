@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
+from ..extras import need
 from .laws import Prediction, predict, stages
 
 if TYPE_CHECKING:
@@ -146,6 +147,7 @@ class ProbeReport:
 
     def plot(self, path: str | Path) -> None:
         """Draw the variances over depth, measured points over predicted lines: .png, .svg or .pdf."""
+        need("lab", "a plot")
         from .plot import plot_report
 
         plot_report(self, Path(path))

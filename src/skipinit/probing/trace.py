@@ -109,6 +109,14 @@ class Tracer(TorchDispatchMode):
         for tensor in inputs:
             self._infos[storage_of(tensor)] = TensorInfo(self._node(Kind.INPUT))
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Not here: to skip it torch would import it, which takes longer than most probes.
+
+        A mode is active, so what `torch.compile` has wrapped runs eagerly and nothing is compiled.
+        """
+        return False
+
     def __enter__(self) -> Tracer:
         # Two global hooks instead of two on each of thousands of modules.
         self._hooks = (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import torch
 
 from ..config import TrainConfig
 from ..errors import ConfigError, system_errors_explained, unknown_name
+from ..extras import need
 from ..training.checkpoint import Checkpoints
 from ..training.control import Stop, steps_bar, stopped_by_signals
 from ..training.protocol import identity
@@ -153,8 +153,7 @@ def _open_engine(name: str, device: str) -> AbstractContextManager[Engine]:
         raise unknown_name("engine", name, ENGINES)
     if name == "local":
         return nullcontext(partial(train_here, find_device(device)))
-    if importlib.util.find_spec("ray") is None:
-        raise ConfigError("engine ray needs the package ray; pip install 'skipinit[cluster]'")
+    need("cluster", "engine ray")
     from .cluster import open_cluster
 
     return open_cluster(device)

@@ -21,6 +21,7 @@ import torch
 from ..config import TrainConfig, to_dict
 from ..data.catalog import describe
 from ..errors import ConfigError, DataError, SkipinitError, system_errors_explained
+from ..extras import need
 from ..files import append_whole, write_whole
 from ..training.checkpoint import Checkpoints
 from ..training.control import Bar, Stop, steps_bar, stopped_by_signals
@@ -253,10 +254,9 @@ class _SummaryWriter:
     """Each record's numbers as TensorBoard events under their own names."""
 
     def __init__(self, folder: Path) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise ConfigError("TensorBoard is not installed; pip install 'skipinit[tensorboard]'") from None
+        need("tensorboard", "tensorboard=True")
+        from torch.utils.tensorboard import SummaryWriter
+
         self.folder, self.kind = folder, SummaryWriter
 
     def begin(self, epochs_done: int) -> None:
@@ -311,20 +311,16 @@ def export(folder: str | Path, out: str | Path, *, onnx: bool = False) -> None:
     out = Path(out)
     if (out / FILE).exists():
         raise ConfigError(f"{out} is the folder of a run and would lose its config.json; choose another")
+    if onnx:
+        need("onnx", "ONNX export")
     run = _open_run(Path(folder), Workplace(World(find_device("cpu"))))
     model = run.model.eval()
     model.save_pretrained(out)
-    if not onnx:
-        return
-    example = torch.zeros(2, *describe(run.config.data).shape)
-    try:
+    if onnx:
+        example, shapes = torch.zeros(2, *describe(run.config.data).shape), ({0: "batch"},)
         torch.onnx.export(
-            model, (example,), out / "model.onnx", dynamo=True, dynamic_shapes=({0: "batch"},), verbose=False
+            model, (example,), out / "model.onnx", dynamo=True, dynamic_shapes=shapes, verbose=False
         )
-    except ImportError as error:
-        raise ConfigError(
-            f"ONNX export needs more packages ({error}); pip install 'skipinit[onnx]'"
-        ) from error
 
 
 def _open_run(folder: Path, place: Workplace) -> Run:
