@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from .paper.reproduce import reproduce
     from .probing.adds import ResidualAdd
     from .probing.balance import Growth, ProbeReport, ProbeRow, Verdict
+    from .probing.history import Measurement, WatchReport, WatchRow
     from .probing.measure import find_residual_adds, probe
+    from .probing.watch import Watch, watch
     from .reporting.page import report
     from .sweeping.engine import Outcome, sweep
     from .sweeping.results import Progress, results, status
@@ -51,6 +53,7 @@ _HOME = {
     "GhostBatchNorm2d": "nets.merges",
     "Growth": "probing.balance",
     "JudgedClaim": "paper.collect",
+    "Measurement": "probing.history",
     "ModelConfig": "config",
     "NormalizeOutput": "nets.merges",
     "NormalizeSkip": "nets.merges",
@@ -66,6 +69,9 @@ _HOME = {
     "TrainConfig": "config",
     "TrainResult": "training.records",
     "Verdict": "probing.balance",
+    "Watch": "probing.watch",
+    "WatchReport": "probing.history",
+    "WatchRow": "probing.history",
     "build": "nets.create",
     "claims": "paper.collect",
     "convert": "converting.convert",
@@ -86,6 +92,7 @@ _HOME = {
     "status": "sweeping.results",
     "sweep": "sweeping.engine",
     "train": "sweeping.single",
+    "watch": "probing.watch",
 }
 
 __all__ = [*_HOME, "__version__"]

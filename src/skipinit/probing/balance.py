@@ -153,6 +153,11 @@ class ProbeReport:
     def __str__(self) -> str:
         return f"{self.table()}\n\n{self.verdict}" if self.rows else str(self.verdict)
 
+    def _repr_html_(self) -> str:
+        from .notebook import report_html
+
+        return report_html(self)
+
 
 _COLUMNS = (
     ("block", "name"),
