@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from .paper.reproduce import reproduce
     from .probing.adds import ResidualAdd
     from .probing.balance import Growth, ProbeReport, ProbeRow, Verdict
+    from .probing.check import CheckError, Violation
+    from .probing.compare import Comparison, compare
+    from .probing.depths import DepthCheck, DepthRow, depth_check
     from .probing.history import Measurement, WatchReport, WatchRow
     from .probing.measure import find_residual_adds, probe
     from .probing.watch import Watch, watch
@@ -43,9 +46,13 @@ _HOME = {
     "Add": "nets.merges",
     "BlockRow": "nets.describe",
     "Change": "converting.changes",
+    "CheckError": "probing.check",
+    "Comparison": "probing.compare",
     "ConfigError": "errors",
     "Conversion": "converting.changes",
     "DataError": "errors",
+    "DepthCheck": "probing.depths",
+    "DepthRow": "probing.depths",
     "Description": "nets.describe",
     "DivideSqrt2": "nets.merges",
     "Evaluation": "sweeping.single",
@@ -69,13 +76,16 @@ _HOME = {
     "TrainConfig": "config",
     "TrainResult": "training.records",
     "Verdict": "probing.balance",
+    "Violation": "probing.check",
     "Watch": "probing.watch",
     "WatchReport": "probing.history",
     "WatchRow": "probing.history",
     "build": "nets.create",
     "claims": "paper.collect",
+    "compare": "probing.compare",
     "convert": "converting.convert",
     "create_model": "nets.create",
+    "depth_check": "probing.depths",
     "describe": "nets.describe",
     "evaluate": "sweeping.single",
     "export": "sweeping.single",

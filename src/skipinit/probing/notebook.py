@@ -45,6 +45,12 @@ def history_html(report: WatchReport) -> str:
     return _page(f"{report.model}{step}", titles, rows, report.summary())
 
 
+def table_html(table: str, text: str) -> str:
+    """A table of text as it is, and the text below it."""
+    paragraphs = "".join(f"<div>{escape(line)}</div>" for line in text.splitlines())
+    return f"<div><pre>{escape(table)}</pre>{paragraphs}</div>"
+
+
 def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.3g}"
 

@@ -96,7 +96,7 @@ class Watch:
             self._handles = [
                 # The last hook before the forward and the first after it: what other hooks compute is not
                 # part of the pass.
-                self._called.register_forward_pre_hook(_Hook(self._before_forward), with_kwargs=True),
+                self._called.register_forward_pre_hook(_Hook(self.before_forward), with_kwargs=True),
                 self._called.register_forward_hook(
                     _Hook(self._after_forward), always_call=True, prepend=True
                 ),
@@ -154,7 +154,8 @@ class Watch:
 
     # Hooks, in the order in which they fire during a step.
 
-    def _before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The hook before the forward; call it yourself where that call had begun before `start`."""
         self._abandon_trace()
         # A copy of the model may share its hooks; checkpointing runs a forward again while it goes backward.
         in_backward = torch._C._current_graph_task_id() != -1
