@@ -27,7 +27,7 @@ class WandbWriter:
     """
 
     def __init__(self, run: Any = None) -> None:
-        self.run = run if run is not None else wandb.run
+        self.run: Any = run if run is not None else wandb.run
         if self.run is None:
             raise ConfigError("there is no current run of Weights & Biases; call wandb.init() first")
         self.run.define_metric("balance/*", step_metric=_STEP)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError
-from .balance import ProbeReport, align, csv_text, mean_report
+from .balance import EXPLODING_FROM, ProbeReport, align, csv_text, mean_report
 from .forward import Inputs
 from .measure import Loss, probe
 
@@ -189,7 +189,10 @@ def _fit(check: DepthCheck) -> tuple[Literal["constant", "power", "exponential",
     rate, rate_error = _slope([float(n) for n, _ in known], logs)
     if abs(power) * math.log(2) < math.log(_DOUBLING):
         return "constant", power
-    return ("power", power) if power_error <= rate_error else ("exponential", math.exp(rate))
+    # Slow exponentials look like powers: the verdict of a probe warns from the same rate on.
+    if power_error <= rate_error or abs(rate) < math.log(EXPLODING_FROM):
+        return "power", power
+    return "exponential", math.exp(rate)
 
 
 def _slope(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float]:

@@ -96,7 +96,7 @@ def draw_lines(axes: Axes, report: WatchReport, quantity: str, blocks: Sequence[
         axes.set_yscale("log")
     axes.set_xlabel("step")
     axes.set_ylabel(QUANTITIES[quantity])
-    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4, frameon=False, fontsize="small")
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, frameon=False, fontsize="small")
     axes.spines[["top", "right"]].set_visible(False)
 
 

@@ -33,6 +33,7 @@ Writer = Callable[[Measurement], None]
 """What gets each measurement as soon as it is complete."""
 
 _FORMAT = 1
+_PARALLEL = (nn.parallel.DistributedDataParallel, nn.DataParallel)
 
 
 def watch(model: nn.Module, every: int = 100, limit: int = 1000, writers: Iterable[Writer] = ()) -> Watch:
@@ -159,7 +160,8 @@ class Watch:
         self._abandon_trace()
         # A copy of the model may share its hooks; checkpointing runs a forward again while it goes backward.
         in_backward = torch._C._current_graph_task_id() != -1
-        if module is not self._called or not (module.training and torch.is_grad_enabled()) or in_backward:
+        training = self._model.training and torch.is_grad_enabled() and not in_backward
+        if module is not self._called or not training:
             return
         self._end_step()
         self._forwards += 1
@@ -236,7 +238,9 @@ class Watch:
         return self._optimizers[optimizer]
 
     def _explain(self) -> str:
-        if self._remark or self._measurements:
+        if self._measurements:
+            return ""
+        if self._remark:
             return self._remark
         if not self._forwards:
             return (
@@ -272,15 +276,13 @@ def _unwrap(model: nn.Module) -> tuple[nn.Module, nn.Module]:
 
     What is compiled is called from outside: hooks there do not break its graph.
     """
-    while isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
-        model = model.module
-    named = model
-    while True:
-        inner = getattr(named, "_orig_mod", getattr(named, "module", None))
-        wraps = isinstance(named, (nn.parallel.DistributedDataParallel, nn.DataParallel))
-        if not isinstance(inner, nn.Module) or not (wraps or _is_optimized(named)):
-            return model, named
-        named = inner
+    called = model
+    while isinstance(called, _PARALLEL):
+        called = called.module
+    named: Any = called
+    while isinstance(named, _PARALLEL) or _is_optimized(named):
+        named = named._orig_mod if _is_optimized(named) else named.module
+    return called, named
 
 
 def _is_optimized(module: nn.Module) -> bool:
