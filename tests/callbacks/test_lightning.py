@@ -96,7 +96,7 @@ def test_accumulation_and_resume(tmp_path):
     trainer = fit(Module(False), first, tmp_path, steps=3)
     trainer.save_checkpoint(tmp_path / "last.ckpt")
     second = WatchCallback(every=2)
-    fit(Module(False), second, tmp_path, ckpt_path=tmp_path / "last.ckpt", weights_only=False)
+    fit(Module(False), second, tmp_path, ckpt_path=tmp_path / "last.ckpt")
     assert second.report().steps == plain().steps
     assert second.report().measurements[:2] == first.report().measurements
 

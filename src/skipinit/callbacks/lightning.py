@@ -59,7 +59,7 @@ class WatchCallback(Callback):
         self.watch = Watch(module, every, limit, (self._log, *self._writers))
         if self._state is not None:
             self.watch.load_state_dict(self._state)
-        self.watch.start()
+        self.watch.start(within_update=True)  # Lightning trains in the closure of the optimizer's step.
         self.watch.before_forward(module, args, kwargs)
 
     def _stop_waiting(self) -> None:

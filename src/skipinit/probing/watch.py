@@ -91,8 +91,13 @@ class Watch:
         self._stepped: WeakSet[Optimizer] = WeakSet()
         self._forwards = 0
 
-    def start(self) -> Watch:
-        """Watch from the next forward on."""
+    def start(self, within_update: bool = False) -> Watch:
+        """Watch from the next forward on.
+
+        Args:
+            within_update: whether an optimizer's step is under way, whose closure runs the forward.
+        """
+        self._updating = within_update
         if not self._handles:
             self._handles = [
                 # The last hook before the forward and the first after it: what other hooks compute is not
