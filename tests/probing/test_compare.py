@@ -31,16 +31,15 @@ def test_models_and_reports_give_the_same_comparison():
     assert comparison == compare(probe(before, IMAGES), probe(after, IMAGES))
     assert comparison == compare(before, probe(after, IMAGES), IMAGES)
     lines = list(csv.DictReader(io.StringIO(comparison.to_csv())))
-    assert len(lines) == len(comparison.pairs) == len(json.loads(comparison.to_json())["blocks"])
+    assert len(lines) == len(comparison.blocks) == len(json.loads(comparison.to_json())["blocks"])
     assert "12 blocks" not in str(comparison)
     assert "Before: ResidualNet, 6 blocks" in str(comparison)
 
 
 def test_blocks_of_one_side_stay_in_order():
     comparison = compare(wide("skipinit", "wrn10_1"), wide("skipinit"), IMAGES)
-    names = [(old or new).name for old, new in comparison.pairs]
-    assert set(names) == {row.name for row in comparison.after.rows}
-    assert sum(old is not None and new is not None for old, new in comparison.pairs) == 3
+    assert list(comparison.blocks) == [row.name for row in comparison.after.rows]
+    assert sum(old is not None and new is not None for old, new in comparison.blocks.values()) == 3
     assert "equal in all common blocks" in comparison.summary()
 
 

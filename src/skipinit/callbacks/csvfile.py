@@ -6,7 +6,7 @@ import csv
 from pathlib import Path
 
 from ..errors import DataError
-from ..files import write_whole
+from ..files import append_whole, read_whole, write_whole
 from ..probing.balance import csv_text
 from ..probing.history import CSV_COLUMNS, Measurement
 
@@ -27,20 +27,16 @@ class CsvWriter:
         """Write the lines of one step."""
         if self._last is None or measurement.step <= self._last:
             self._drop_from(measurement.step)
-        lines = csv_text(
-            CSV_COLUMNS, ({"step": measurement.step, **row.to_dict()} for row in measurement.rows)
-        )
-        with self.path.open("a", encoding="utf-8", newline="") as file:
-            file.write(lines.partition("\n")[2])
+        rows = ({"step": measurement.step, **row.to_dict()} for row in measurement.rows)
+        append_whole(self.path, csv_text(CSV_COLUMNS, rows).partition("\n")[2].encode())
         self._last = measurement.step
 
     def _drop_from(self, step: int) -> None:
         """Keep the lines of an existing file that are older than this step; begin a new one otherwise."""
         kept = []
         if self.path.exists():
-            with self.path.open(encoding="utf-8", newline="") as file:
-                reader = csv.DictReader(file)
-                if tuple(reader.fieldnames or ()) not in ((), CSV_COLUMNS):
-                    raise DataError(f"{self.path} has other columns than a watch; choose another file")
-                kept = [row for row in reader if int(row["step"]) < step]
+            reader = csv.DictReader(read_whole(self.path).decode(errors="replace").splitlines())
+            if tuple(reader.fieldnames or ()) not in ((), CSV_COLUMNS):
+                raise DataError(f"{self.path} has other columns than a watch; give another path")
+            kept = [row for row in reader if int(row["step"]) < step]
         write_whole(self.path, lambda file: file.write(csv_text(CSV_COLUMNS, kept).encode()))

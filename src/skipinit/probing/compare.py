@@ -24,22 +24,25 @@ class Comparison:
     after: ProbeReport
 
     @property
-    def pairs(self) -> tuple[tuple[ProbeRow | None, ProbeRow | None], ...]:
-        """The rows of each block, in order of depth; None where one side does not have the block."""
+    def blocks(self) -> dict[str, tuple[ProbeRow | None, ProbeRow | None]]:
+        """The two rows of each block by its name, in order of depth; None where a side lacks the block."""
         old = {row.name: row for row in self.before.rows}
         new = {row.name: row for row in self.after.rows}
-        names = sorted({**old, **new}, key=lambda name: (old.get(name) or new[name]).depth)
-        return tuple((old.get(name), new.get(name)) for name in names)
+        depths = {name: row.depth for name, row in (*new.items(), *old.items())}
+        return {
+            name: (old.get(name), new.get(name)) for name in sorted(depths, key=lambda name: depths[name])
+        }
 
     def table(self) -> str:
         """Skip variance and branch share of both, as aligned text."""
-        columns: list[list[str]] = [["block"], ["skip before"], ["after"], ["share before"], ["after"]]
-        for old, new in self.pairs:
-            cells = [(old or new or _NOTHING).name]
-            cells += ["" if row is None else f"{row.skip_variance:.4g}" for row in (old, new)]
-            cells += ["" if row is None else f"{row.branch_share:.2%}" for row in (old, new)]
-            for column, cell in zip(columns, cells, strict=True):
-                column.append(cell)
+        rows = self.blocks.values()
+        columns = [
+            ("block", *self.blocks),
+            ("skip before", *(_cell(old, "skip_variance", ".4g") for old, _ in rows)),
+            ("after", *(_cell(new, "skip_variance", ".4g") for _, new in rows)),
+            ("share before", *(_cell(old, "branch_share", ".2%") for old, _ in rows)),
+            ("after", *(_cell(new, "branch_share", ".2%") for _, new in rows)),
+        ]
         return align(columns, numbers=True)
 
     def summary(self) -> str:
@@ -58,8 +61,8 @@ class Comparison:
         return json.dumps(content, indent=2)
 
     def _lines(self) -> Iterator[dict[str, Any]]:
-        for old, new in self.pairs:
-            line: dict[str, Any] = {"name": (old or new or _NOTHING).name}
+        for name, (old, new) in self.blocks.items():
+            line: dict[str, Any] = {"name": name}
             for side, row in (("before", old), ("after", new)):
                 line[f"skip_variance_{side}"] = None if row is None else row.skip_variance
                 line[f"branch_share_{side}"] = None if row is None else row.branch_share
@@ -72,15 +75,12 @@ class Comparison:
         plot_overlay({"before": self.before, "after": self.after}, Path(path), "before and after")
 
     def __str__(self) -> str:
-        return f"{self.table()}\n\n{self.summary()}" if self.pairs else self.summary()
+        return f"{self.table()}\n\n{self.summary()}" if self.blocks else self.summary()
 
     def _repr_html_(self) -> str:
         from .notebook import table_html
 
         return table_html(self.table(), self.summary())
-
-
-_NOTHING = ProbeRow("", 0, 0.0, 0.0, None, 0.0, 0.0, 0.0, None, None)
 
 
 def compare(
@@ -99,6 +99,10 @@ def compare(
     (3, 6)
     """
     return Comparison(_report(before, inputs), _report(after, inputs))
+
+
+def _cell(row: ProbeRow | None, field: str, form: str) -> str:
+    return "" if row is None else f"{getattr(row, field):{form}}"
 
 
 def _report(side: nn.Module | ProbeReport, inputs: Inputs | None) -> ProbeReport:
@@ -122,7 +126,7 @@ def _sentences(comparison: Comparison) -> Iterator[str]:
             f"{side}: {report.model}, {report.num_blocks} blocks, typical branch share "
             f"{verdict.typical_branch_share:.2%}{growth}."
         )
-    shared = [(old, new) for old, new in comparison.pairs if old is not None and new is not None]
+    shared = [(old, new) for old, new in comparison.blocks.values() if old is not None and new is not None]
     if shared:
         old, new = max(shared, key=lambda pair: abs(pair[0].branch_share - pair[1].branch_share))
         if old.branch_share == new.branch_share:
