@@ -9,7 +9,7 @@ from skipinit.callbacks.csvfile import CsvWriter
 from skipinit.probing.watch import watch
 from support.optional import package
 
-transformers = package("transformers")
+transformers = package("transformers", "Trainer", "GPT2LMHeadModel")
 package("accelerate")
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -50,7 +50,8 @@ def test_it_sees_what_a_plain_loop_sees(tmp_path):
     with watch(model, every=2) as watching:
         for _ in range(5):
             optimizer.zero_grad()
-            model(input_ids=TOKENS, labels=TOKENS).loss.backward()
+            # The Trainer divides the loss by the number of all labels.
+            model(input_ids=TOKENS, labels=TOKENS, num_items_in_batch=TOKENS.numel()).loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
     assert callback.report().steps == (0, 2, 4)

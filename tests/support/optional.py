@@ -8,9 +8,12 @@ from typing import Any
 import pytest
 
 
-def package(name: str) -> Any:
-    """The module of that name; skips the test file where it is missing or cannot be imported."""
+def package(name: str, *attributes: str) -> Any:
+    """The module of that name; skips the test file where it or what is needed of it cannot be imported."""
     try:
-        return import_module(name)
+        module = import_module(name)
+        for attribute in attributes:  # Some packages import the rest only when it is asked for.
+            getattr(module, attribute)
+        return module
     except Exception as error:  # Such as torchvision's own, where its build does not fit torch's.
         pytest.skip(f"{name} does not import: {error}", allow_module_level=True)
