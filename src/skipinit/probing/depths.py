@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError
-from .balance import EXPLODING_FROM, ProbeReport, align, csv_text, mean_report
+from .balance import EXPLODING_FROM, ProbeReport, ProbeRow, align, csv_text
 from .forward import Inputs
 from .measure import Loss, probe
 
@@ -163,7 +163,15 @@ def _probe(
             raise ConfigError(f"factory({depth}): {reports[-1].verdict}")
         if reports[-1].first_nonfinite:
             return reports[-1]
-    return mean_report(reports)
+    rows = zip(*(report.rows for report in reports), strict=True)
+    return replace(reports[0], rows=tuple(map(_mean, rows)))
+
+
+def _mean(rows: Sequence[ProbeRow]) -> ProbeRow:
+    """One block of several networks: the mean of everything that was measured."""
+    measured = [name for name, value in asdict(rows[0]).items() if isinstance(value, float)]
+    means: dict[str, Any] = {name: fmean(getattr(row, name) for row in rows) for name in measured}
+    return replace(rows[0], **means)
 
 
 def _row(depth: int, report: ProbeReport) -> DepthRow:
