@@ -14,7 +14,16 @@ import torch
 
 import skipinit
 
-LIBRARY = ("create_model", "build", "from_pretrained", "describe", "probe", "find_residual_adds", "convert")
+LIBRARY = (
+    "create_model",
+    "build",
+    "from_pretrained",
+    "describe",
+    "probe",
+    "find_residual_adds",
+    "watch",
+    "convert",
+)
 PUBLIC = {name: getattr(skipinit, name) for name in skipinit.__all__}
 
 

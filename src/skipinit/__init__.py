@@ -31,7 +31,12 @@ if TYPE_CHECKING:
     from .paper.reproduce import reproduce
     from .probing.adds import ResidualAdd
     from .probing.balance import Growth, ProbeReport, ProbeRow, Verdict
+    from .probing.check import CheckError, Violation
+    from .probing.compare import Comparison, compare
+    from .probing.depths import DepthCheck, DepthRow, depth_check
+    from .probing.history import Measurement, WatchReport, WatchRow
     from .probing.measure import find_residual_adds, probe
+    from .probing.watch import Watch, watch
     from .reporting.page import report
     from .sweeping.engine import Outcome, sweep
     from .sweeping.results import Progress, results, status
@@ -43,9 +48,13 @@ _HOME = {
     "Add": "nets.merges",
     "BlockRow": "nets.describe",
     "Change": "converting.changes",
+    "CheckError": "probing.check",
+    "Comparison": "probing.compare",
     "ConfigError": "errors",
     "Conversion": "converting.changes",
     "DataError": "errors",
+    "DepthCheck": "probing.depths",
+    "DepthRow": "probing.depths",
     "Description": "nets.describe",
     "DivideSqrt2": "nets.merges",
     "Evaluation": "sweeping.single",
@@ -53,6 +62,7 @@ _HOME = {
     "GhostBatchNorm2d": "nets.merges",
     "Growth": "probing.balance",
     "JudgedClaim": "paper.collect",
+    "Measurement": "probing.history",
     "ModelConfig": "config",
     "NormalizeOutput": "nets.merges",
     "NormalizeSkip": "nets.merges",
@@ -68,10 +78,16 @@ _HOME = {
     "TrainConfig": "config",
     "TrainResult": "training.records",
     "Verdict": "probing.balance",
+    "Violation": "probing.check",
+    "Watch": "probing.watch",
+    "WatchReport": "probing.history",
+    "WatchRow": "probing.history",
     "build": "nets.create",
     "claims": "paper.collect",
+    "compare": "probing.compare",
     "convert": "converting.convert",
     "create_model": "nets.create",
+    "depth_check": "probing.depths",
     "describe": "nets.describe",
     "evaluate": "sweeping.single",
     "export": "sweeping.single",
@@ -88,6 +104,7 @@ _HOME = {
     "status": "sweeping.results",
     "sweep": "sweeping.engine",
     "train": "sweeping.single",
+    "watch": "probing.watch",
 }
 
 _LABORATORY = {"data", "training", "sweeping", "paper", "reporting"}

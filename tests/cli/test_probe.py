@@ -98,7 +98,18 @@ def test_model_without_residual_adds_prints_an_empty_report_and_fails(capsys, tm
         assert printed.out.startswith("torch.nn:Identity has no residual add")
 
 
+def test_check_prints_the_report_and_fails_with_the_blocks(capsys):
+    assert run("wrn16_1", "--scheme", "skipinit", "--batch-size", "4", "--check") == 0
+    capsys.readouterr()
+    assert run("fc_linear", "--blocks", "9", "--batch-size", "50", "--check") == 1
+    printed = capsys.readouterr()
+    assert printed.out.startswith("block ")
+    assert "the skip variance changes exponentially, from" in printed.err
+    assert printed.err.count("\n") == 1
+
+
 ERRORS = {
+    "--check is for models": ["figure5", "--check"],
     "model 'wrm16_2' is not known": ["wrm16_2"],
     "figure 'figure3' is not known": ["figure3"],
     "--json and --csv exclude each other": ["wrn16_2", "--json", "--csv"],

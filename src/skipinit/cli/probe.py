@@ -77,6 +77,7 @@ def probe(
     seed: int = 0,
     device: str = "auto",
     networks: _Count = None,
+    check: bool = False,
     plot: Annotated[Path | None, given("PATH")] = None,
     json_: Json = False,
     csv_: Annotated[bool, tyro.conf.arg(name="csv", help="Print CSV.", help_behavior_hint="")] = False,
@@ -97,12 +98,15 @@ def probe(
         seed: Seed of the weights and of the batch.
         device: Such as cpu or cuda; auto takes the GPU if there is one.
         networks: How many networks a figure is the mean of; 16 in figure5, 4 in figure2c, 1 in others.
+        check: Exit with code 1 if NaN or infinity appears, or if the variance grows exponentially with depth.
         plot: Where to write the picture: .png, .svg or .pdf; for figures, both .png and .svg of that name.
     """
     if json_ and csv_:
         raise ConfigError("--json and --csv exclude each other; give one")
     if networks is not None and not model.startswith("figure"):
         raise ConfigError("--networks belongs to the figures; a model of another name is probed once")
+    if check and model.startswith("figure"):
+        raise ConfigError("--check is for models; the figures have no verdict")
     if networks is not None and networks < 1:
         raise ConfigError(f"--networks {networks} is not allowed; it must be 1 or more")
     if inputs.shape is None and ":" in model and inputs.data == "gaussian":
@@ -134,6 +138,8 @@ def probe(
     if plot is not None and report.rows:
         report.plot(plot)
     _show(report, json_, csv_)
+    if check:
+        report.check()
     return 0 if report.rows else 1
 
 

@@ -155,6 +155,29 @@ class ProbeReport:
     def __str__(self) -> str:
         return f"{self.table()}\n\n{self.verdict}" if self.rows else str(self.verdict)
 
+    def check(
+        self,
+        share: tuple[float, float] | None = None,
+        growth: Literal["constant", "linear", "exponential"] | None = "linear",
+        finite: bool = True,
+    ) -> None:
+        """Raise `CheckError`, which names the blocks, unless the report keeps these rules.
+
+        Args:
+            share: the range that every block's branch share must lie in.
+            growth: the fastest growth of the skip variance with depth that is allowed. Exponential growth of
+                less than 1.2-fold a block counts as linear.
+            finite: whether NaN and infinity are forbidden.
+        """
+        from .check import check_report
+
+        check_report(self, share, growth, finite)
+
+    def _repr_html_(self) -> str:
+        from .notebook import report_html
+
+        return report_html(self)
+
 
 _COLUMNS = (
     ("block", "name"),

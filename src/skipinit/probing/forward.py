@@ -73,7 +73,7 @@ def traced(
     tracer = Tracer(model, tensors, measure)
     with preserve_state(model), torch.set_grad_enabled(gradients):
         try:
-            with tracer, _GradientHooks(tracer) if gradients else nullcontext():
+            with tracer, GradientHooks(tracer) if gradients else nullcontext():
                 output = model(*args, **kwargs)
         except SkipinitError:
             raise
@@ -114,7 +114,7 @@ def _describe(tensor: Tensor) -> str:
     return f"{shape or 'scalar'} {str(tensor.dtype).removeprefix('torch.')}"
 
 
-class _GradientHooks(TorchFunctionMode):
+class GradientHooks(TorchFunctionMode):
     """Keeps the norm of the gradient of each residual add, by a hook on its result.
 
     A dispatch mode works below autograd, where results have no history yet; at this level they have one.

@@ -67,9 +67,16 @@ class StatisticsBuffer:
 
     def tolist(self) -> list[list[float]]:
         """All entries, in order."""
+        entries: list[list[float]] = self.stacked().tolist()
+        return entries
+
+    def stacked(self) -> Tensor:
+        """All entries as rows of one tensor, on the device of the first."""
         if self._latest:
             self._stack_latest()
-        return [entry for stack in self._stacks for entry in stack.tolist()]
+        if not self._stacks:
+            return torch.empty(0, 3)
+        return torch.cat([stack.to(self._stacks[0].device) for stack in self._stacks])
 
     def _stack_latest(self) -> None:
         # A model may be spread over devices.

@@ -1,0 +1,42 @@
+"""Measurements as a CSV file that grows with the training."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+from ..errors import DataError
+from ..files import append_whole, read_whole, write_whole
+from ..probing.balance import csv_text
+from ..probing.history import CSV_COLUMNS, Measurement
+
+
+class CsvWriter:
+    """Appends one line per block to a CSV file, at each measured step.
+
+    Where a resumed training measures a step again, its lines replace those of that step and all later ones.
+
+    >>> skipinit.watch(model, every=100, writers=[CsvWriter("balance.csv")])
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._last: int | None = None
+
+    def __call__(self, measurement: Measurement) -> None:
+        """Write the lines of one step."""
+        if self._last is None or measurement.step <= self._last:
+            self._drop_from(measurement.step)
+        rows = ({"step": measurement.step, **row.to_dict()} for row in measurement.rows)
+        append_whole(self.path, csv_text(CSV_COLUMNS, rows).partition("\n")[2].encode())
+        self._last = measurement.step
+
+    def _drop_from(self, step: int) -> None:
+        """Keep the lines of an existing file that are older than this step; begin a new one otherwise."""
+        kept = []
+        if self.path.exists():
+            reader = csv.DictReader(read_whole(self.path).decode(errors="replace").splitlines())
+            if tuple(reader.fieldnames or ()) not in ((), CSV_COLUMNS):
+                raise DataError(f"{self.path} has other columns than a watch; give another path")
+            kept = [row for row in reader if int(row["step"]) < step]
+        write_whole(self.path, lambda file: file.write(csv_text(CSV_COLUMNS, kept).encode()))

@@ -1,0 +1,216 @@
+"""`depth_check`: how the balance changes when a network is made deeper, a coordinate check over depth."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import ConfigError
+from .balance import EXPLODING_FROM, ProbeReport, ProbeRow, align, csv_text
+from .forward import Inputs
+from .measure import Loss, probe
+
+_DOUBLING = 2**0.25
+"""A quantity that changes by less than this factor when the depth doubles counts as constant."""
+
+
+@dataclass(frozen=True)
+class DepthRow:
+    """A network of one depth."""
+
+    depth: int
+    """What the factory was called with."""
+    blocks: int
+    output_variance: float | None
+    """Of the last residual add; None if NaN or infinity came before it."""
+    typical_branch_share: float | None
+    """Median over the blocks."""
+    gradient_ratio: float | None
+    """Gradient norm of the first block's output over that of the last; None without targets."""
+
+
+@dataclass(frozen=True)
+class DepthCheck:
+    """The result of `depth_check`: a row and a report for each depth, smallest first."""
+
+    rows: tuple[DepthRow, ...]
+    reports: tuple[ProbeReport, ...]
+
+    @property
+    def law(self) -> Literal["constant", "power", "exponential", "unknown"]:
+        """How the last block's variance grows with the number of blocks."""
+        return _fit(self)[0]
+
+    def table(self) -> str:
+        """The rows as aligned text, without columns that are empty throughout."""
+        columns = [
+            ("depth", *(str(row.depth) for row in self.rows)),
+            ("blocks", *(str(row.blocks) for row in self.rows)),
+            ("output var", *(_cell(row.output_variance) for row in self.rows)),
+            ("branch share", *(_cell(row.typical_branch_share, ".2%") for row in self.rows)),
+            ("gradient first/last", *(_cell(row.gradient_ratio) for row in self.rows)),
+        ]
+        return align([column for column in columns if any(column[1:])], numbers=True)
+
+    def summary(self) -> str:
+        """What the rows say, in a sentence."""
+        law, rate = _fit(self)
+        broken = next((r for r in self.reports if r.first_nonfinite), None)
+        if broken is not None:
+            depth = self.rows[self.reports.index(broken)].depth
+            return f"NaN or infinity appears at depth {depth}: the network cannot be made that deep."
+        match law:
+            case "constant":
+                return "The variance of the last block does not depend on depth."
+            case "power":
+                return (
+                    f"The variance of the last block grows as the number of blocks to the power {rate:.2g}."
+                )
+            case "exponential":
+                return (
+                    f"The variance of the last block grows exponentially, {rate:.3g}-fold a block: "
+                    "deeper networks will not train."
+                )
+        return "Too few depths to tell how the variance grows; give three or more."
+
+    def to_csv(self) -> str:
+        """One line per depth, with a header."""
+        return csv_text(list(DepthRow.__dataclass_fields__), self._lines())
+
+    def to_json(self) -> str:
+        """Rows and law as one JSON object."""
+        return json.dumps({"rows": list(self._lines()), "law": self.law}, indent=2)
+
+    def _lines(self) -> Iterator[dict[str, Any]]:
+        return (vars(row).copy() for row in self.rows)
+
+    def plot(self, path: str | Path) -> None:
+        """Draw variances and shares over the blocks, a line for each depth: .png, .svg or .pdf."""
+        from .overlay import plot_overlay
+
+        labeled = {f"depth {row.depth}": r for row, r in zip(self.rows, self.reports, strict=True)}
+        plot_overlay(labeled, Path(path), self.reports[0].model)
+
+    def __str__(self) -> str:
+        return f"{self.table()}\n\n{self.summary()}"
+
+    def _repr_html_(self) -> str:
+        from .notebook import table_html
+
+        return table_html(self.table(), self.summary())
+
+
+def depth_check(
+    factory: Callable[[int], nn.Module],
+    depths: Sequence[int],
+    inputs: Inputs,
+    targets: Tensor | None = None,
+    loss: Loss | None = None,
+    networks: int = 4,
+) -> DepthCheck:
+    """Probe networks of several depths on the same inputs.
+
+    Args:
+        factory: makes a network of a given depth. It is called with torch's generator at seed 0, 1, 2 and so
+            on; the generator is restored afterwards.
+        depths: what to call it with.
+        inputs: as for `probe`.
+        targets: if given, also go backward and compare the gradients of the first and the last block.
+        loss: as for `probe`.
+        networks: how many networks of each depth the numbers are the mean of. Theory is about the mean over
+            weights; a single network scatters around it.
+
+    >>> def factory(blocks):
+    ...     return skipinit.create_model("fc_linear", blocks=blocks, width=50, in_channels=50)
+    >>> skipinit.depth_check(factory, [4, 8, 16], torch.Size([50, 50])).law
+    'exponential'
+    """
+    if not depths:
+        raise ConfigError("depths is empty; give some, such as [12, 24, 48]")
+    if networks < 1:
+        raise ConfigError(f"networks={networks} is not allowed; it must be 1 or more")
+    ordered = sorted(set(depths))
+    reports = [_probe(factory, depth, inputs, targets, loss, networks) for depth in ordered]
+    return DepthCheck(tuple(map(_row, ordered, reports)), tuple(reports))
+
+
+def _probe(
+    factory: Callable[[int], nn.Module],
+    depth: int,
+    inputs: Inputs,
+    targets: Tensor | None,
+    loss: Loss | None,
+    networks: int,
+) -> ProbeReport:
+    """The mean over several networks, or the first that meets NaN or infinity."""
+    reports = []
+    for seed in range(networks):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = factory(depth)
+        if not isinstance(model, nn.Module):
+            raise ConfigError(f"factory({depth}) returned a {type(model).__name__}, not a torch.nn.Module")
+        reports.append(probe(model, inputs, targets, loss))
+        if not reports[-1].num_blocks:
+            raise ConfigError(f"factory({depth}): {reports[-1].verdict}")
+        if reports[-1].first_nonfinite:
+            return reports[-1]
+    rows = zip(*(report.rows for report in reports), strict=True)
+    return replace(reports[0], rows=tuple(map(_mean, rows)))
+
+
+def _mean(rows: Sequence[ProbeRow]) -> ProbeRow:
+    """One block of several networks: the mean of everything that was measured."""
+    measured = [name for name, value in asdict(rows[0]).items() if isinstance(value, float)]
+    means: dict[str, Any] = {name: fmean(getattr(row, name) for row in rows) for name in measured}
+    return replace(rows[0], **means)
+
+
+def _row(depth: int, report: ProbeReport) -> DepthRow:
+    rows, whole = report.rows, report.first_nonfinite is None
+    first, last = (rows[0].gradient_norm, rows[-1].gradient_norm) if rows else (None, None)
+    return DepthRow(
+        depth=depth,
+        blocks=report.num_blocks,
+        output_variance=rows[-1].output_variance if whole else None,
+        typical_branch_share=median(row.branch_share for row in rows) if rows else None,
+        gradient_ratio=first / last if first is not None and last else None,
+    )
+
+
+def _fit(check: DepthCheck) -> tuple[Literal["constant", "power", "exponential", "unknown"], float]:
+    """The better of v = a n^p and v = a r^n, by least squares in log v, over n blocks."""
+    points = [(row.blocks, row.output_variance) for row in check.rows]
+    known = [(n, math.log(v)) for n, v in points if v is not None and v > 0]
+    if len(known) < 3 or len(known) < len(points):
+        return "unknown", math.nan
+    logs = [v for _, v in known]
+    power, power_error = _slope([math.log(n) for n, _ in known], logs)
+    rate, rate_error = _slope([float(n) for n, _ in known], logs)
+    if abs(power) * math.log(2) < math.log(_DOUBLING):
+        return "constant", power
+    # Slow exponentials look like powers: the verdict of a probe warns from the same rate on.
+    if power_error <= rate_error or abs(rate) < math.log(EXPLODING_FROM):
+        return "power", power
+    return "exponential", math.exp(rate)
+
+
+def _slope(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float]:
+    """Slope and squared error of the least-squares line."""
+    x_mean, y_mean = sum(xs) / len(xs), sum(ys) / len(ys)
+    spread = sum((x - x_mean) ** 2 for x in xs)
+    slope = sum((x - x_mean) * (y - y_mean) for x, y in zip(xs, ys, strict=True)) / spread if spread else 0.0
+    error = sum((y - y_mean - slope * (x - x_mean)) ** 2 for x, y in zip(xs, ys, strict=True))
+    return slope, error
+
+
+def _cell(value: float | None, form: str = ".4g") -> str:
+    return "" if value is None else f"{value:{form}}"

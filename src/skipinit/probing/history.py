@@ -1,0 +1,247 @@
+"""What a watched training was like: for each measured step, one row per residual block."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigError, unknown_name
+from .balance import align, csv_text
+
+QUANTITIES = {
+    "branch_share": "branch share of output variance",
+    "skip_variance": "variance of the skip",
+    "branch_variance": "variance of the branch",
+    "scale": "learned scale of the branch, α",
+    "gradient_norm": "gradient norm of the block's output",
+    "parameter_gradient_norm": "gradient norm of the block's parameters",
+    "update_ratio": "update / weight of the block's parameters",
+}
+"""What a row holds for each block, in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class WatchRow:
+    """One residual block at one step of a training. What was not seen is None."""
+
+    name: str
+    depth: int
+    """l, counted from 1."""
+    skip_variance: float
+    branch_variance: float
+    """At the end of the branch, after its scale."""
+    scale: float | None = None
+    """The learned factor at the end of the branch; the root mean square if it has many values."""
+    gradient_norm: float | None = None
+    """Of the loss with respect to the block's output."""
+    parameter_gradient_norm: float | None = None
+    """Of the gradients that the optimizer used, over the parameters on the block's paths."""
+    update_ratio: float | None = None
+    """Norm of the optimizer's update over the norm of these parameters before it."""
+
+    @property
+    def branch_share(self) -> float:
+        """branch / (skip + branch): the branch's fraction of the output variance, if uncorrelated."""
+        total = self.skip_variance + self.branch_variance
+        return self.branch_variance / total if total else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields and the branch share; values that JSON cannot hold become None."""
+        values = {**dataclasses.asdict(self), "branch_share": self.branch_share}
+        return {
+            name: None if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in values.items()
+        }
+
+
+_FIELDS = tuple(field.name for field in dataclasses.fields(WatchRow))
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """All residual blocks at one step."""
+
+    step: int
+    """How many updates the parameters had before this step."""
+    rows: tuple[WatchRow, ...]
+
+    def scalars(self) -> Iterator[tuple[str, float]]:
+        """Each known number with its tag, such as `branch_share/blocks.0`, as logging tools take them."""
+        for row in self.rows:
+            for quantity in QUANTITIES:
+                if (value := getattr(row, quantity)) is not None:
+                    yield f"{quantity}/{row.name}", value
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data without loss: what is not finite stays so."""
+        return {"step": self.step, "rows": [dataclasses.asdict(row) for row in self.rows]}
+
+    @staticmethod
+    def from_dict(content: Mapping[str, Any]) -> Measurement:
+        """The inverse of `to_dict`."""
+        rows = (WatchRow(**{name: row.get(name) for name in _FIELDS}) for row in content["rows"])
+        return Measurement(content["step"], tuple(rows))
+
+
+@dataclass(frozen=True)
+class WatchReport:
+    """A watched training: its measurements, oldest first."""
+
+    model: str
+    measurements: tuple[Measurement, ...]
+    remark: str = ""
+    """Why there is nothing to see, or what could not be seen."""
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """The measured steps."""
+        return tuple(measurement.step for measurement in self.measurements)
+
+    @property
+    def blocks(self) -> tuple[str, ...]:
+        """The names of all blocks that were seen, in the order of their depth."""
+        depths = {row.name: row.depth for measured in self.measurements for row in measured.rows}
+        return tuple(sorted(depths, key=lambda name: depths[name]))
+
+    def series(self, block: str, quantity: str = "branch_share") -> list[float | None]:
+        """One quantity of one block, for each of `steps`; None where it was not seen."""
+        if quantity not in QUANTITIES:
+            raise unknown_name("quantity", quantity, QUANTITIES)
+        if block not in self.blocks:
+            raise unknown_name("block", block, self.blocks)
+        found = ({row.name: row for row in measured.rows} for measured in self.measurements)
+        return [getattr(rows[block], quantity) if block in rows else None for rows in found]
+
+    def table(self) -> str:
+        """The first and the last measured step side by side, without columns that are empty throughout."""
+        if not self.measurements:
+            return ""
+        first, last = self.measurements[0], self.measurements[-1]
+        columns = [
+            ("block", *self.blocks),
+            _column(f"share {first.step}", self.blocks, first, "branch_share", percent),
+            _column(f"share {last.step}", self.blocks, last, "branch_share", percent),
+            _column(f"α {first.step}", self.blocks, first, "scale"),
+            _column(f"α {last.step}", self.blocks, last, "scale"),
+            _column("gradient", self.blocks, last, "gradient_norm"),
+            _column("of params", self.blocks, last, "parameter_gradient_norm"),
+            _column("update", self.blocks, last, "update_ratio"),
+        ]
+        return align([column for column in columns if any(column[1:])], numbers=True)
+
+    def to_csv(self) -> str:
+        """One line per step and block, with a header."""
+        rows = ({"step": m.step, **row.to_dict()} for m in self.measurements for row in m.rows)
+        return csv_text(CSV_COLUMNS, rows)
+
+    def to_json(self) -> str:
+        """All measurements as one JSON object."""
+        content = {
+            "model": self.model,
+            "measurements": [
+                {"step": measured.step, "rows": [row.to_dict() for row in measured.rows]}
+                for measured in self.measurements
+            ],
+            "remark": self.remark,
+        }
+        return json.dumps(content, indent=2, allow_nan=False)
+
+    def plot(
+        self, path: str | Path, quantity: str = "branch_share", blocks: Sequence[str] | None = None
+    ) -> None:
+        """Draw a heat map of block and step, and lines of the chosen blocks: .png, .svg or .pdf.
+
+        Args:
+            path: where to write the picture.
+            quantity: one of the numbers of a row, such as "branch_share", "scale" or "update_ratio".
+            blocks: names of the blocks that get a line; by default four, from the first to the last.
+        """
+        from .timeline import plot_history
+
+        plot_history(self, Path(path), quantity, blocks)
+
+    def __str__(self) -> str:
+        return "\n\n".join(part for part in (self.table(), self.summary()) if part)
+
+    def summary(self) -> str:
+        """What the measurements say, in sentences."""
+        return "\n".join(_sentences(self))
+
+    def _repr_html_(self) -> str:
+        from .notebook import history_html
+
+        return history_html(self)
+
+
+CSV_COLUMNS = ("step", *_FIELDS, "branch_share")
+
+
+def percent(share: float) -> str:
+    """12.3 %, and what is small with its first digits: 0.0046 %."""
+    return f"{100 * share:.1f} %" if share >= 0.1 else f"{100 * share:.2g} %"
+
+
+def three_digits(value: float) -> str:
+    """0.00123, 1.23e-07."""
+    return f"{value:.3g}"
+
+
+def _column(
+    title: str,
+    blocks: Sequence[str],
+    measured: Measurement,
+    quantity: str,
+    form: Callable[[float], str] = three_digits,
+) -> tuple[str, ...]:
+    values = {row.name: getattr(row, quantity) for row in measured.rows}
+    return (title, *("" if values.get(block) is None else form(values[block]) for block in blocks))
+
+
+def _sentences(report: WatchReport) -> Iterator[str]:
+    if report.remark:
+        yield report.remark
+    if not report.measurements or not report.blocks:
+        return
+    first, last = report.measurements[0], report.measurements[-1]
+    count = len(report.measurements)
+    yield (
+        f"{report.model}: {count} measurement{'s' * (count > 1)} of {len(report.blocks)} blocks, "
+        f"steps {first.step} to {last.step}."
+    )
+    if any(row.gradient_norm is not None or row.update_ratio is not None for row in last.rows):
+        yield f"Gradient norms and the ratio of update to weight are those of step {last.step}."
+    broken = next((m for m in report.measurements if any(_broken(row) for row in m.rows)), None)
+    if broken is not None:
+        name = next(row.name for row in broken.rows if _broken(row))
+        yield f"NaN or infinity first appears at step {broken.step}, in {name}."
+    before = {row.name: row for row in first.rows}
+    moved = [row for row in last.rows if row.name in before and not _broken(row)]
+    if count > 1 and moved:
+        most = max(moved, key=lambda row: abs(row.branch_share - before[row.name].branch_share))
+        start = before[most.name].branch_share
+        end = most.branch_share
+        yield f"The branch share changed most in {most.name}: {percent(start)} to {percent(end)}."
+    small = [row for row in last.rows if row.update_ratio is not None and row.update_ratio == 0]
+    if small:
+        yield f"The last update left {_names([row.name for row in small])} unchanged."
+
+
+def _broken(row: WatchRow) -> bool:
+    return not math.isfinite(row.skip_variance + row.branch_variance)
+
+
+def _names(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def check_settings(every: int, limit: int) -> None:
+    """Raise if these are not a number of steps and a number of measurements."""
+    if every < 1:
+        raise ConfigError(f"every={every} is not allowed; measure every 1 or more steps")
+    if limit < 2:
+        raise ConfigError(f"limit={limit} is not allowed; keep 2 or more measurements")

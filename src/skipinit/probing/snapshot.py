@@ -1,0 +1,166 @@
+"""One step of a training while it is measured.
+
+The forward pass runs under the tracer of `probe`. The tracer reads the operands of each addition and reduces
+them on the device; it changes no number of the pass. Hooks on the sums reduce their gradients on the way
+back, and the optimizer's own hooks give gradients and updates of the parameters. Nothing is read by the host
+until `fetch`, which copies one vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .adds import ResidualAdd, TracedAdd, describe_adds
+from .balance import ProbeReport
+from .forward import GradientHooks, arguments_of, preserve_state
+from .history import Measurement, WatchRow
+from .operations import tensors_in
+from .trace import Tracer
+
+
+class Snapshot:
+    """The numbers of one step, on the device.
+
+    Args:
+        step: how many updates the parameters had before.
+        model: the module that gives names to blocks and parameters.
+    """
+
+    def __init__(self, step: int, model: nn.Module) -> None:
+        self.step = step
+        self._model = model
+        self._tracer = Tracer(model, (), measure=True)
+        self._modes = ExitStack()
+        self._adds: list[ResidualAdd] = []
+        self._traced: list[TracedAdd] = []
+        self._parameters: dict[str, nn.Parameter] = {}
+        self._before: dict[str, Tensor] = {}
+        self._norms: dict[tuple[str, str], Tensor] = {}
+        """Keyed by what it is of (weight, gradient, update, scale) and the parameter's name."""
+
+    def open(self, inputs: Any) -> None:
+        """Begin to trace the forward pass that runs next, on these inputs."""
+        self._tracer = Tracer(self._model, list(tensors_in(inputs)), measure=True)
+        self._modes.enter_context(self._tracer)
+        self._modes.enter_context(GradientHooks(self._tracer))
+
+    def close(self) -> None:
+        """The forward pass is over: keep its residual adds and the present scales."""
+        self._modes.close()
+        self._traced = self._tracer.adds
+        self._adds = describe_adds(self._traced, type(self._model).__name__)
+        known = dict(self._model.named_parameters(remove_duplicate=False))
+        used = dict.fromkeys(name for add in self._adds for name in add.parameters)
+        self._parameters = {name: known[name] for name in used if name in known}
+        for add in self._adds:
+            if add.scale in known:
+                self._norms["scale", add.scale] = _scale(known[add.scale])
+
+    def pass_eagerly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Trace a pass of its own, without gradients, for a model whose additions are compiled.
+
+        Buffers and random generators are as before, so that the compiled pass computes what it would have.
+        """
+        args, kwargs = arguments_of(self._model, args)[0], arguments_of(self._model, kwargs)[1]
+        self._tracer = Tracer(self._model, list(tensors_in((args, kwargs))), measure=True)
+        with preserve_state(self._model), torch.no_grad(), self._tracer:
+            self._model(*args, **kwargs)
+        torch.clear_autocast_cache()  # It holds casts of the parameters that do not lead to their gradients.
+        self.close()
+
+    @property
+    def has_blocks(self) -> bool:
+        """Whether the pass had a residual add."""
+        return bool(self._adds)
+
+    def explain_nothing(self) -> str:
+        """Which additions were seen instead, in a sentence."""
+        name, rejected = type(self._model).__name__, dict(self._tracer.rejected.most_common())
+        empty = ProbeReport(name, (), (), 0, operations=self._tracer.operations, rejected=rejected)
+        return str(empty.verdict)
+
+    def before_update(self, held: Sequence[Tensor] | None = None) -> None:
+        """Copy the blocks' parameters that an optimizer holds; all of them if it is not known which."""
+        for name, parameter in self._held(held):
+            self._before.setdefault(name, parameter.detach().clone())
+
+    def after_update(self, held: Sequence[Tensor] | None = None) -> None:
+        """Reduce the gradients that the optimizer used and the updates that it made."""
+        for name, parameter in self._held(held):
+            if parameter.grad is not None:
+                self._norms["gradient", name] = _norm(parameter.grad)
+            if (before := self._before.pop(name, None)) is not None:
+                self._norms["weight", name] = _norm(before)
+                self._norms["update", name] = _norm(parameter.detach() - before)
+
+    def _held(self, held: Sequence[Tensor] | None) -> Iterator[tuple[str, nn.Parameter]]:
+        identities = None if held is None else {id(tensor) for tensor in held}
+        for name, parameter in self._parameters.items():
+            if identities is None or id(parameter) in identities:
+                yield name, parameter
+
+    def fetch(self) -> Measurement:
+        """All numbers, copied from the device at once."""
+        outputs = {add: add.gradient_norm for add in self._traced if add.gradient_norm is not None}
+        statistics = self._tracer.statistics.stacked()
+        numbers = iter(_fetch([statistics, *outputs.values(), *self._norms.values()]))
+        moments = [[next(numbers) for _ in range(3)] for _ in range(len(statistics))]
+        gradients = {add: next(numbers) for add in outputs}
+        norms = {key: next(numbers) for key in self._norms}
+        rows = (
+            WatchRow(
+                name=add.name,
+                depth=add.depth,
+                skip_variance=sum(moments[_known(traced.skip_statistics)][:2]),
+                branch_variance=sum(moments[_known(traced.branch_statistics)][:2]),
+                scale=norms.get(("scale", add.scale or "")),
+                gradient_norm=gradients.get(traced),
+                parameter_gradient_norm=_total("gradient", add.parameters, norms),
+                update_ratio=_ratio(add.parameters, norms),
+            )
+            for add, traced in zip(self._adds, self._traced, strict=True)
+        )
+        return Measurement(self.step, tuple(rows))
+
+
+def _known(index: int | None) -> int:
+    assert index is not None
+    return index
+
+
+def _scale(parameter: Tensor) -> Tensor:
+    """The value of a scalar, with its sign; the root mean square of several."""
+    values = parameter.detach()
+    return values.clone() if values.numel() == 1 else _norm(values) / values.numel() ** 0.5
+
+
+def _norm(tensor: Tensor) -> Tensor:
+    values = tensor.detach()
+    if values.is_sparse:
+        values = values.coalesce().values()
+    precise = torch.promote_types(values.dtype, torch.float32)
+    norm: Tensor = torch.linalg.vector_norm(values, dtype=precise)
+    return norm
+
+
+def _fetch(tensors: Sequence[Tensor]) -> list[float]:
+    device = tensors[0].device
+    flat = [tensor.detach().flatten().to(device, torch.float64) for tensor in tensors]
+    values: list[float] = torch.cat(flat).tolist()
+    return values
+
+
+def _total(kind: str, parameters: Iterable[str], norms: dict[tuple[str, str], float]) -> float | None:
+    """The norm over several parameters."""
+    found = [norms[kind, name] for name in parameters if (kind, name) in norms]
+    return sum(norm**2 for norm in found) ** 0.5 if found else None
+
+
+def _ratio(parameters: Sequence[str], norms: dict[tuple[str, str], float]) -> float | None:
+    update, weight = _total("update", parameters, norms), _total("weight", parameters, norms)
+    return None if update is None or not weight else update / weight

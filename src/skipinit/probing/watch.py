@@ -1,0 +1,308 @@
+"""`watch`: the balance of skip and branch over a whole training, in anyone's loop.
+
+Hooks on the model's forward and on the steps of optimizers count the steps. Between measurements they do
+nothing else. A step that is due runs under a `Snapshot`, which reads the very pass that trains.
+
+A step is an update: the first forward in training mode after an optimizer has updated parameters of the model
+begins the next step, and so does a second update by the same optimizer. So accumulated micro-batches are one
+step, and so are the updates of two optimizers that each hold some of the parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from types import TracebackType
+from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+from torch.utils.hooks import RemovableHandle
+
+from ..errors import ConfigError
+from .forward import check_model
+from .history import Measurement, WatchReport, check_settings
+from .snapshot import Snapshot
+
+Writer = Callable[[Measurement], None]
+"""What gets each measurement as soon as it is complete."""
+
+_FORMAT = 1
+_PARALLEL = (nn.parallel.DistributedDataParallel, nn.DataParallel)
+
+
+def watch(model: nn.Module, every: int = 100, limit: int = 1000, writers: Iterable[Writer] = ()) -> Watch:
+    """Measure every residual block of `model` at every so many steps of its training, from now on.
+
+    Call it before the training loop, with the module that the loop calls. Losses and parameters are the same
+    with and without it, to the bit.
+
+    Args:
+        model: any module, also one wrapped by `DistributedDataParallel` or `torch.compile`.
+        every: how many steps lie between two measurements. A step is an update of the parameters.
+        limit: how many measurements to keep. When there are more, every second one is dropped and `every`
+            is doubled.
+        writers: functions that get each `Measurement`, such as those of `skipinit.callbacks`.
+
+    >>> model = skipinit.create_model("wrn10_1", scheme="skipinit", num_classes=10)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    >>> with skipinit.watch(model, every=2) as watch:
+    ...     for _ in range(5):
+    ...         loss = model(torch.randn(4, 3, 32, 32)).square().mean()
+    ...         loss.backward()
+    ...         optimizer.step()
+    >>> watch.report().steps
+    (0, 2, 4)
+    """
+    return Watch(model, every, limit, writers).start()
+
+
+class Watch:
+    """Measures the residual blocks of a model while it trains; `skipinit.watch` makes and starts one.
+
+    As a context manager it stops at the end. Stopped, it leaves nothing behind in the model.
+    """
+
+    def __init__(
+        self, model: nn.Module, every: int = 100, limit: int = 1000, writers: Iterable[Writer] = ()
+    ) -> None:
+        check_model(model)
+        check_settings(every, limit)
+        self.every = every
+        self.limit = limit
+        self.step = 0
+        """How many updates the parameters had since the training began."""
+        self._called, self._model = _unwrap(model)
+        self._writers = tuple(writers)
+        self._measurements: list[Measurement] = []
+        self._remark = ""
+        self._handles: list[RemovableHandle] = []
+        self._optimizers: WeakKeyDictionary[Optimizer, bool] = WeakKeyDictionary()
+        self._snapshot: Snapshot | None = None
+        self._tracing = False
+        self._measured: int | None = None
+        self._updating = False
+        self._updated = False
+        self._stepped: WeakSet[Optimizer] = WeakSet()
+        self._forwards = 0
+
+    def start(self, within_update: bool = False) -> Watch:
+        """Watch from the next forward on.
+
+        Args:
+            within_update: whether an optimizer's step is under way, whose closure runs the forward.
+        """
+        self._updating = within_update
+        if not self._handles:
+            self._handles = [
+                # The last hook before the forward and the first after it: what other hooks compute is not
+                # part of the pass.
+                self._called.register_forward_pre_hook(_Hook(self.before_forward), with_kwargs=True),
+                self._called.register_forward_hook(
+                    _Hook(self._after_forward), always_call=True, prepend=True
+                ),
+                register_optimizer_step_pre_hook(_Hook(self._before_update)),
+                register_optimizer_step_post_hook(_Hook(self._after_update)),
+            ]
+        return self
+
+    def stop(self) -> None:
+        """Remove all hooks. The measurements stay; `start` goes on."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._abandon_trace()
+        self._finish()
+
+    def __enter__(self) -> Watch:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def report(self) -> WatchReport:
+        """What was measured so far."""
+        self._end_step()
+        return WatchReport(type(self._model).__name__, tuple(self._measurements), self._explain())
+
+    def count_step(self) -> None:
+        """End a step after an update that no optimizer of `torch.optim` made. Its size is not measured."""
+        if self._snapshot is not None:
+            self._snapshot.after_update()
+        self._updated = True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Steps and measurements as plain data, to be saved with a checkpoint of the training."""
+        self._end_step()
+        return {
+            "format": _FORMAT,
+            "step": self.step,
+            "every": self.every,
+            "measurements": [measurement.to_dict() for measurement in self._measurements],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where the training of `state_dict` was; replaces what was measured."""
+        if state.get("format") != _FORMAT:
+            raise ConfigError(f"the state of a watch has format {state.get('format')}; {_FORMAT} is readable")
+        self._abandon_trace()
+        self._snapshot, self._updated = None, False
+        self.step, self.every = int(state["step"]), int(state["every"])
+        self._measurements = [Measurement.from_dict(content) for content in state["measurements"]]
+        self._measured = self._measurements[-1].step if self._measurements else None
+
+    # Hooks, in the order in which they fire during a step.
+
+    def before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The hook before the forward; call it yourself where that call had begun before `start`."""
+        self._abandon_trace()
+        # A copy of the model may share its hooks; checkpointing runs a forward again while it goes backward.
+        in_backward = torch._C._current_graph_task_id() != -1
+        training = self._model.training and torch.is_grad_enabled() and not in_backward
+        if module is not self._called or not training:
+            return
+        self._end_step()
+        self._forwards += 1
+        if self.step % self.every or self.step == self._measured:
+            return
+        self._snapshot, self._measured = Snapshot(self.step, self._model), self.step
+        if _is_compiled(self._called):
+            self._snapshot.pass_eagerly(args, kwargs)
+            self._keep_trace(self._snapshot)
+        else:
+            self._tracing = True
+            self._snapshot.open((args, kwargs))
+
+    def _after_forward(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if not self._tracing or self._snapshot is None or module is not self._called:
+            return
+        if output is None:  # The forward raised.
+            self._abandon_trace()
+            return
+        self._tracing = False
+        self._snapshot.close()
+        self._keep_trace(self._snapshot)
+
+    def _keep_trace(self, snapshot: Snapshot) -> None:
+        if not snapshot.has_blocks:
+            self._remark, self._snapshot = snapshot.explain_nothing(), None
+        elif self._updating:  # The forward runs in the closure of `optimizer.step`.
+            snapshot.before_update()
+
+    def _before_update(self, optimizer: Optimizer, *_: Any) -> None:
+        if self._holds_parameters(optimizer):
+            if optimizer in self._stepped:
+                self._end_step()
+            self._updating = True
+            if self._snapshot is not None:
+                self._snapshot.before_update(_parameters(optimizer))
+
+    def _after_update(self, optimizer: Optimizer, *_: Any) -> None:
+        if self._holds_parameters(optimizer):
+            if self._snapshot is not None:
+                self._snapshot.after_update(_parameters(optimizer))
+            self._stepped.add(optimizer)
+            self._updating, self._updated = False, True
+
+    def _end_step(self) -> None:
+        """If the parameters were updated since the last forward, count the step and keep its measurement."""
+        if self._updated:
+            self._finish()
+            self.step += 1
+            self._updated = False
+            self._stepped.clear()
+
+    def _finish(self) -> None:
+        if self._snapshot is None:
+            return
+        measurement, self._snapshot = self._snapshot.fetch(), None
+        self._measurements.append(measurement)
+        if len(self._measurements) > self.limit:
+            self.every *= 2
+            del self._measurements[1::2]
+        for write in self._writers:
+            write(measurement)
+
+    def _abandon_trace(self) -> None:
+        """Leave a pass that was interrupted, as by Ctrl-C."""
+        if self._tracing and self._snapshot is not None:
+            self._snapshot.close()
+            self._snapshot, self._measured, self._tracing = None, None, False
+
+    def _holds_parameters(self, optimizer: Optimizer) -> bool:
+        if optimizer not in self._optimizers:
+            own = {id(parameter) for parameter in self._model.parameters()}
+            self._optimizers[optimizer] = any(id(tensor) in own for tensor in _parameters(optimizer))
+        return self._optimizers[optimizer]
+
+    def _explain(self) -> str:
+        if self._measurements:
+            return ""
+        if self._remark:
+            return self._remark
+        if not self._forwards:
+            return (
+                f"{type(self._model).__name__} made no forward pass in training mode with gradients. "
+                "Watch the module that your loop calls, before the loop."
+            )
+        return "No step is complete: no torch.optim optimizer updated parameters of the model."
+
+
+class _Hook:
+    """Calls a method of a watch. In copies and pickles of the model it does nothing.
+
+    `torch.compile` calls it as it is instead of compiling it.
+    """
+
+    def __init__(self, method: Callable[..., None] | None) -> None:
+        self._method = method
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def __call__(self, *args: Any) -> None:
+        if self._method is not None:
+            self._method(*args)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Hook:
+        return _Hook(None)
+
+    def __reduce__(self) -> tuple[type[_Hook], tuple[None]]:
+        return _Hook, (None,)
+
+
+def _unwrap(model: nn.Module) -> tuple[nn.Module, nn.Module]:
+    """The module whose calls are the training's, and the one whose names the blocks have.
+
+    What is compiled is called from outside: hooks there do not break its graph.
+    """
+    called = model
+    while isinstance(called, _PARALLEL):
+        called = called.module
+    named: Any = called
+    while isinstance(named, _PARALLEL) or _is_optimized(named):
+        named = named._orig_mod if _is_optimized(named) else named.module
+    return called, named
+
+
+def _is_optimized(module: nn.Module) -> bool:
+    return type(module).__name__ == "OptimizedModule"
+
+
+def _is_compiled(model: nn.Module) -> bool:
+    """Whether this call of the model runs compiled code, in which single additions cannot be seen."""
+    from torch._dynamo import eval_frame
+
+    inside = getattr(eval_frame, "_in_optimized_module", False)
+    return bool(inside) or any(
+        _is_optimized(module) or module._compiled_call_impl is not None for module in model.modules()
+    )
+
+
+def _parameters(optimizer: Optimizer) -> list[Tensor]:
+    return [tensor for group in optimizer.param_groups for tensor in group["params"]]

@@ -1,0 +1,81 @@
+"""Measurements in the formats of other tools, read back by those tools."""
+
+from __future__ import annotations
+
+import csv
+
+import pytest
+
+from skipinit.callbacks.csvfile import CsvWriter
+from skipinit.errors import ConfigError, DataError
+from skipinit.probing.history import Measurement, WatchReport, WatchRow
+
+
+def measured(step):
+    return Measurement(step, tuple(WatchRow(f"b{i}", i, 1.0, 0.25 * step, scale=0.5) for i in (1, 2)))
+
+
+def steps(path):
+    with path.open(newline="") as file:
+        return [int(row["step"]) for row in csv.DictReader(file)]
+
+
+def test_csv_grows_and_equals_the_reports(tmp_path):
+    path = tmp_path / "new" / "balance.csv"
+    writer = CsvWriter(path)
+    for step in (0, 10, 20):
+        writer(measured(step))
+        assert steps(path)[-1] == step
+    assert path.read_text() == WatchReport("", tuple(map(measured, (0, 10, 20)))).to_csv()
+
+
+def test_csv_of_a_resumed_run_has_each_step_once(tmp_path):
+    path = tmp_path / "balance.csv"
+    for run in ((0, 10, 20, 30), (20, 30, 40)):
+        writer = CsvWriter(path)
+        for step in run:
+            writer(measured(step))
+    assert steps(path) == [0, 0, 10, 10, 20, 20, 30, 30, 40, 40]
+
+
+def test_a_foreign_file_is_left_alone(tmp_path):
+    path = tmp_path / "mine.csv"
+    path.write_text("a,b\n1,2\n")
+    with pytest.raises(DataError, match=r"mine.csv has other columns"):
+        CsvWriter(path)(measured(0))
+    assert path.read_text() == "a,b\n1,2\n"
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_tensorboard_reads_them_back(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    from skipinit.callbacks.tensorboard import TensorBoardWriter
+
+    writer = TensorBoardWriter(tmp_path)
+    for step in (0, 10):
+        writer(measured(step))
+    writer.log.close()
+    events = EventAccumulator(str(tmp_path)).Reload()
+    assert [(e.step, e.value) for e in events.Scalars("branch_variance/b2")] == [(0, 0.0), (10, 2.5)]
+    assert {tag.split("/")[0] for tag in events.Tags()["scalars"]} == {
+        "branch_share", "skip_variance", "branch_variance", "scale"
+    }  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_weights_and_biases_keeps_them_offline(tmp_path, monkeypatch):
+    wandb = pytest.importorskip("wandb")
+    from skipinit.callbacks.wandb import WandbWriter
+
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    with pytest.raises(ConfigError, match=r"call wandb.init\(\) first"):
+        WandbWriter()
+    run = wandb.init(mode="offline", dir=tmp_path, project="test")
+    writer = WandbWriter()
+    writer(measured(0))
+    writer(measured(10))
+    assert run.summary["balance/branch_variance/b2"] == 2.5
+    assert run.summary["balance/step"] == 10
+    run.finish()

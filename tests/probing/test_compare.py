@@ -1,0 +1,111 @@
+"""Two models side by side, and one model at several depths, against the paper's laws."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+
+import pytest
+import torch
+
+import skipinit
+from skipinit.errors import ConfigError
+from skipinit.nets.create import create_model
+from skipinit.probing.compare import compare
+from skipinit.probing.depths import depth_check
+from skipinit.probing.measure import probe
+
+IMAGES = torch.Size([4, 3, 32, 32])
+VECTORS = torch.Size([200, 100])
+
+
+def wide(scheme, name="wrn16_1"):
+    return create_model(name, scheme=scheme, num_classes=10, seed=0)
+
+
+def test_models_and_reports_give_the_same_comparison():
+    before, after = wide("batchnorm"), wide("skipinit")
+    comparison = compare(before, after, IMAGES)
+    assert comparison == compare(probe(before, IMAGES), probe(after, IMAGES))
+    assert comparison == compare(before, probe(after, IMAGES), IMAGES)
+    lines = list(csv.DictReader(io.StringIO(comparison.to_csv())))
+    assert len(lines) == len(comparison.blocks) == len(json.loads(comparison.to_json())["blocks"])
+    assert "12 blocks" not in str(comparison)
+    assert "Before: ResidualNet, 6 blocks" in str(comparison)
+
+
+def test_blocks_of_one_side_stay_in_order():
+    comparison = compare(wide("skipinit", "wrn10_1"), wide("skipinit"), IMAGES)
+    assert list(comparison.blocks) == [row.name for row in comparison.after.rows]
+    assert sum(old is not None and new is not None for old, new in comparison.blocks.values()) == 3
+    assert "equal in all common blocks" in comparison.summary()
+
+
+def test_the_pictures_are_drawn(tmp_path):
+    compare(wide("batchnorm"), wide("skipinit"), IMAGES).plot(tmp_path / "compare.svg")
+    check = depth_check(factory("fc_linear"), [2, 4, 6, 8, 10], VECTORS)
+    check.plot(tmp_path / "depths.svg")
+    assert all("<svg" in (tmp_path / f"{name}.svg").read_text() for name in ("compare", "depths"))
+    assert "<pre>" in check._repr_html_()
+
+
+def test_a_model_needs_inputs():
+    with pytest.raises(ConfigError, match="comparing a ResidualNet needs inputs"):
+        compare(wide("skipinit"), wide("skipinit"))
+
+
+def factory(name):
+    return lambda blocks: create_model(name, blocks=blocks, width=100, in_channels=100)
+
+
+@pytest.mark.parametrize(
+    ("name", "law", "variance"),
+    [("fc_linear", "exponential", lambda n: 2.0**n), ("fc_linear_bn", "power", lambda n: n + 1.0)],
+)
+def test_depths_follow_the_papers_laws(name, law, variance):
+    """The sum after n blocks has variance 2^n without normalization, and n + 1 with it."""
+    check = depth_check(factory(name), [16, 4, 8], VECTORS)
+    assert [row.depth for row in check.rows] == [row.blocks for row in check.rows] == [4, 8, 16]
+    assert check.law == law
+    for row in check.rows:
+        assert math.log(row.output_variance) == pytest.approx(math.log(variance(row.blocks)), rel=0.2)
+
+
+def test_skipinit_does_not_depend_on_depth():
+    images, targets = torch.Size([4, 3, 16, 16]), torch.tensor([0, 1, 2, 3])
+    check = depth_check(
+        lambda depth: create_model(f"wrn{depth}_2", scheme="skipinit"), [10, 22, 40], images, targets
+    )
+    assert check.law == "constant"
+    assert all(row.gradient_ratio is not None for row in check.rows)
+    assert "does not depend on depth" in str(check)
+
+
+def test_weights_come_from_the_seed_alone():
+    torch.manual_seed(5)
+    state = torch.get_rng_state()
+    first = depth_check(factory("fc_linear"), [2], VECTORS)
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.manual_seed(6)
+    assert depth_check(factory("fc_linear"), [2], VECTORS).rows == first.rows
+    assert "Too few depths" in str(first)
+
+
+def test_infinite_depth_is_named():
+    check = depth_check(factory("fc_linear"), [4, 300], VECTORS)
+    assert "NaN or infinity appears at depth 300" in str(check)
+
+
+@pytest.mark.parametrize(
+    ("make", "depths", "message"),
+    [
+        (factory("fc_linear"), [], "depths is empty"),
+        (lambda depth: depth, [3], r"factory\(3\) returned a int"),
+        (lambda depth: torch.nn.Linear(100, 100), [3], r"factory\(3\): Linear has no residual add"),
+    ],
+)
+def test_wrong_factories_are_one_line(make, depths, message):
+    with pytest.raises(ConfigError, match=message):
+        skipinit.depth_check(make, depths, VECTORS)
