@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from ..errors import ConfigError, SkipinitError
+from ..extras import need
 from ..nets.layers import l2_parameters
 from ..probing.forward import preserve_state
 
@@ -133,6 +134,7 @@ class RateSearch:
 
     def plot(self, path: str | Path) -> None:
         """Draw the losses over the rates: .png, .svg or .pdf."""
+        need("lab", "a plot")
         from matplotlib.figure import Figure
 
         from ..probing.plot import BRANCH, SKIP, save
