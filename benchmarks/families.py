@@ -37,7 +37,7 @@ TIMM_BLOCKS: dict[str, int | str | Callable[[Any], int]] = {
     "DlaBottleneck": 1, "EvaBlock": 2, "FocalNetBlock": 2, "GlobalContextVitBlock": 2, "Block35": 1,
     "Block17": 1, "Block8": 1, "TransformerLayer": 2, "NormFreeBlock": 1, "Sequencer2dBlock": 2,
     "MbConvBlock": 1, "RelPosBlock": 2, "RepVggBlock": lambda m: int(m.identity is not None),
-    "MobileOneBlock": lambda m: (m.identity is not None) * (len(m.conv_kxk) + (m.conv_scale is not None)),
+    "MobileOneBlock": lambda m: int(m.identity is not None),
     "NextVitBlock": 2, "ParallelScalingBlock": 2, "ResPostBlock": 2, "HieraBlock": 2,
 }  # fmt: skip
 # One small model of a family whose blocks are all in the table, or that has none, and the size of its images.

@@ -67,15 +67,13 @@ class Conversion:
         described = [(name or "", *_words(name or "", changes)) for name, changes in blocks.items()]
         lines += described if every else _summary(described)
         lines += [("elsewhere", *_words("", rest))]
-        columns = [list(column) for column in zip(*lines, strict=True)]
-        if every:
-            return align(columns)
-        widths = (24, 18, WIDTH - 24 - 18 - 4)
-        fitted = [
-            [_fit(cell, width, first) for cell in column]
-            for column, width, first in zip(columns, widths, (True, False, False), strict=True)
-        ]
-        return align(fitted)
+        names, removed, added = (list(column) for column in zip(*lines, strict=True))
+        if not every:
+            names = [shorten(name, 24) for name in names]
+            rest = WIDTH - 4 - max(map(len, names))
+            removed = [_cut(cell, rest * 2 // 5) for cell in removed]
+            added = [_cut(cell, rest - max(map(len, removed))) for cell in added]
+        return align([names, removed, added])
 
     def to_json(self) -> str:
         """Changes and both probes, as one JSON object."""
@@ -146,10 +144,8 @@ def _summary(lines: list[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
     return shown if len(shown) <= 2 * _MANY else [*shown[:_MANY], more, *shown[-_MANY:]]
 
 
-def _fit(cell: str, width: int, from_end: bool) -> str:
-    if len(cell) <= width:
-        return cell
-    return shorten(cell, width) if from_end else f"{cell[: width - 1]}…"
+def _cut(cell: str, width: int) -> str:
+    return cell if len(cell) <= width else f"{cell[: width - 1]}…"
 
 
 def _words(block: str, changes: list[Change]) -> tuple[str, str]:
