@@ -1,6 +1,6 @@
 """Train converted networks on digits: plain SGD beside `skipinit.recipe`, and `find_rate` beside a sweep.
 
-    python benchmarks/converted.py [--steps 300]
+    python benchmarks/converted.py [--steps 300] [--only ResNet]
 
 Batches of 64; accuracy on the test set after the last step. Networks: a BasicBlock ResNet of 9 blocks and a
 vision transformer of 4 pre-norm layers, both for 8 x 8 pixels.
@@ -90,7 +90,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--steps", type=int, default=300)
-    steps = parser.parse_args().steps
+    parser.add_argument("--only", default="", help="ResNet or transformer")
+    options = parser.parse_args()
+    steps = options.steps
     digits = load("digits")
     data = (
         standardize(digits.train_images), digits.train_labels,
@@ -98,6 +100,8 @@ def main() -> None:
     )  # fmt: skip
     warnings.simplefilter("ignore")
     for name, make in (("ResNet", resnet), ("transformer", Transformer)):
+        if options.only not in name:
+            continue
 
         def fresh(make: type[nn.Module] = make) -> nn.Module:  # type: ignore[assignment]
             torch.manual_seed(0)

@@ -124,7 +124,8 @@ blocks of the model or from its configuration, and both conversions. Printed by
 largest branch share afterwards, which is 0 where every branch has its scalar; "at the add" counts scalars of
 branches that no module of their own ends. *`keep_function`*: the largest change of an output in evaluation
 mode, relative to the largest output. Doubtful adds have
-[two readings](probe.md#what-counts-as-a-residual-add)."""
+[two readings](probe.md#what-counts-as-a-residual-add). Families whose blocks are not in the script's
+table are not listed."""
 
 
 @dataclass(frozen=True)
