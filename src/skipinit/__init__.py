@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .config import ModelConfig, TheoryConfig, TrainConfig
     from .converting.changes import Change, Conversion
     from .converting.convert import convert
+    from .converting.recipe import RateSearch, Recipe, find_rate, recipe
     from .errors import ConfigError, DataError, SkipinitError
     from .nets.architectures import list_models
     from .nets.blocks import ResidualNet
@@ -70,6 +71,8 @@ _HOME = {
     "ProbeReport": "probing.balance",
     "ProbeRow": "probing.balance",
     "Progress": "sweeping.results",
+    "RateSearch": "converting.recipe",
+    "Recipe": "converting.recipe",
     "ResidualAdd": "probing.adds",
     "ResidualNet": "nets.blocks",
     "SkipInit": "nets.merges",
@@ -91,6 +94,7 @@ _HOME = {
     "describe": "nets.describe",
     "evaluate": "sweeping.single",
     "export": "sweeping.single",
+    "find_rate": "converting.recipe",
     "find_residual_adds": "probing.measure",
     "from_pretrained": "nets.create",
     "l2_parameters": "nets.layers",
@@ -98,6 +102,7 @@ _HOME = {
     "list_schemes": "nets.schemes",
     "make_train_config": "training.protocol",
     "probe": "probing.measure",
+    "recipe": "converting.recipe",
     "report": "reporting.page",
     "reproduce": "paper.reproduce",
     "results": "sweeping.results",

@@ -73,6 +73,26 @@ def test_model_of_ones_own(capsys):
     assert capsys.readouterr().out.splitlines()[1].startswith("LoopNet,1,")
 
 
+def test_language_model_takes_token_ids(capsys):
+    assert run("support.probe_models:Language", "--input", "4x7", "--tokens", "30", "--csv") == 0
+    assert capsys.readouterr().out.count("\n") == 1 + 2
+
+
+def test_long_network_is_summarized_within_80_columns(capsys):
+    arguments = ["wrn88_1", "--scheme", "batchnorm", "--batch-size", "2", "--gradients"]
+    assert run(*arguments) == 0
+    short = capsys.readouterr().out.splitlines()
+    assert max(map(len, short)) <= 80
+    rows = [line.split()[0] for line in short if line.startswith("blocks.")]
+    assert {f"blocks.{i}.merge" for i in (0, 13, 14, 27, 28, 41)} <= set(rows)  # of each stage
+    assert f"({42 - len(rows)} more blocks)" in short
+    assert len(rows) <= 9
+    assert run(*arguments, "--all") == 0
+    whole = capsys.readouterr().out
+    assert whole.count("\nblocks.") == 42
+    assert "of channel means" in whole
+
+
 def test_model_in_the_current_folder(capsys, tmp_path, monkeypatch):
     (tmp_path / "my_model.py").write_text("from support.probe_models import LoopNet\nmodel = LoopNet()\n")
     (tmp_path / "my_broken_module.py").write_text("import nothing_of_this_name")
@@ -121,6 +141,16 @@ ERRORS = {
     "--networks 0 is not allowed": ["figure5", "--networks", "0"],
     "no picture format": ["wrn16_2", "--plot", "picture.gif"],
     "device 'abacus' is not known": ["wrn16_2", "--device", "abacus"],
+    "--scheme, --alpha: not for support.probe_models:LoopNet": [
+        "support.probe_models:LoopNet",
+        "--input",
+        "8x6",
+        "--scheme",
+        "skipinit",
+        "--alpha",
+        "0.5",
+    ],
+    "--tokens is the number of token ids": ["support.probe_models:LoopNet", "--tokens", "9"],
     "give the shape of its input": ["support.probe_models:LoopNet"],
     "cannot take the inputs 8x5 float32": ["support.probe_models:LoopNet", "--input", "8x5"],
     "module 'nothing' does not import: ModuleNotFoundError": ["nothing:here", "--input", "8x5"],

@@ -274,7 +274,7 @@ def test_one_block_applied_again_and_again_has_one_scalar():
     assert list(scalars(converted)) == ["last.branch_alpha"]
 
 
-def test_long_skips_keep_their_weight():
+def test_long_skip_is_a_block_around_blocks():
     class Long(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -288,9 +288,13 @@ def test_long_skips_keep_their_weight():
 
     x = torch.randn(2, 8, 8, 8)
     conversion = convert(Long(), x)
-    converted = conversion.model
-    assert list(scalars(converted)) == ["body.0.conv2.branch_alpha", "body.1.conv2.branch_alpha"]
-    assert conversion.left == ("Long, a long skip over other residual adds",)
+    assert list(scalars(conversion.model)) == [
+        "body.0.conv2.branch_alpha",
+        "body.1.conv2.branch_alpha",
+        "last.branch_alpha",
+    ]
+    assert conversion.left == ()
+    assert torch.equal(conversion.model(x), x)
 
 
 @pytest.fixture(params=["fresh", "kept", "fixup"])
@@ -372,7 +376,8 @@ def test_conversion_says_what_was_removed_and_added(tmp_path):
     conversion = convert(model, IMAGES, keep_function=True)
     assert conversion.num_norms == 20
     assert conversion.num_blocks == 8
-    lines = str(conversion).splitlines()
+    assert max(map(len, str(conversion).splitlines())) <= 80
+    lines = conversion.to_text(every=True).splitlines()
     assert lines[0].split() == ["block", "removed", "added"]
     first = next(line for line in lines if line.startswith("layer2.0"))
     assert "downsample.1, bn1, bn2" in first

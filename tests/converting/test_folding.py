@@ -144,8 +144,8 @@ def test_frozen_layers_stay_frozen():
     assert {name.split(".")[-1] for name in trainable} == {"branch_alpha", "merge_bias"}
 
 
-def test_conversion_to_what_is_no_residual_network_any_more(tmp_path):
-    """x + scale * x + shift is linear, no block: the probe after is empty."""
+def test_branch_that_was_nothing_but_a_norm(tmp_path):
+    """x + alpha (scale * x + shift) has no layer; the scalar tells that it is a branch."""
 
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -156,8 +156,7 @@ def test_conversion_to_what_is_no_residual_network_any_more(tmp_path):
             return x + self.norm(x)
 
     conversion = convert(Net(), torch.randn(4, 6), keep_function=True)
-    assert not conversion.after.rows
-    assert "After: Net has no residual add" in str(conversion)
+    assert len(conversion.before.rows) == len(conversion.after.rows) == 1
     conversion.plot(tmp_path / "balance.png")
 
 

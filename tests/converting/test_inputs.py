@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections import UserDict
 from types import MappingProxyType
 
 import pytest
@@ -49,6 +50,8 @@ FORMS = {
     "dictionary": ({"x": X, "twice": True}, 2),
     "other mapping": (MappingProxyType({"x": X, "shift": SHIFT}), 1),
     "shape": (torch.Size([8, 6]), 1),
+    "shape as numbers": ((8, 6), 1),
+    "shape as a list": ([8, 6], 1),
     "shape of a tensor": (X.shape, 1),
 }
 
@@ -95,8 +98,7 @@ def test_shape_is_drawn_once_for_the_whole_conversion():
 
 
 REFUSED = {
-    "inputs (8, 6) holds no tensor; write a shape as torch.Size([8, 6])": (8, 6),
-    "inputs (8) holds no tensor; write a shape as torch.Size([8])": [8],
+    "inputs (8, -6) is not the shape of a batch": (8, -6),
     "inputs is a int without a tensor; give a tensor, a tuple of arguments": 8,
     "inputs is a str without a tensor": "images",
     "inputs is a NoneType without a tensor": None,
@@ -115,3 +117,42 @@ def test_refused_in_one_line(function, message):
         function(Conditioned(), REFUSED[message])
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+class Plain(nn.Module):
+    """Takes one tensor and nothing else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.norm = nn.Linear(6, 6), nn.BatchNorm1d(6)
+
+    def forward(self, x):
+        return x + self.norm(self.layer(x))
+
+
+class Detector(Plain):
+    """Takes a list of images of their own sizes, and targets in training."""
+
+    def forward(self, images: list[torch.Tensor], targets=None):
+        assert isinstance(images, list)
+        return super().forward(torch.cat([image.sum(0, keepdim=True) for image in images]))
+
+
+TARGETS = [{"boxes": torch.ones(1, 4), "labels": torch.ones(1, dtype=torch.int64)}] * 2
+BATCHES = {
+    "images and labels of a data loader": (Plain, (X, torch.arange(8))),
+    "the same as a list": (Plain, [X, torch.arange(8)]),
+    "more than two": (Plain, (X, torch.arange(8), torch.arange(8))),
+    "a detector's images and targets": (Detector, ([X, X[:3]], TARGETS)),
+    "a detector's images": (Detector, [X, X[:3]]),
+    "a mapping of the user's own": (Plain, UserDict(x=X)),
+}
+
+
+@pytest.mark.parametrize("form", BATCHES)
+def test_batches_as_people_have_them(form):
+    make, batch = BATCHES[form]
+    x = X.clone()
+    assert len(find_residual_adds(make(), batch)) == 1
+    assert convert(make(), batch, seed=0).num_blocks == 1
+    assert torch.equal(X, x)

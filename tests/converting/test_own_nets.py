@@ -50,7 +50,7 @@ def renamed(name):
 def test_same_structure_same_start_same_outputs(network, scheme, options, choices):
     own = create_model(network, scheme=scheme, seed=7, num_classes=5, **options)
     normalized = create_model(network, scheme="batchnorm", seed=1, num_classes=5)
-    converted = convert(normalized, IMAGES, scheme=scheme, seed=7, **choices).model
+    converted = convert(normalized, IMAGES, scheme=scheme, seed=7, classifier_init="he", **choices).model
 
     theirs = {renamed(name): value for name, value in converted.state_dict().items()}
     ours = own.state_dict()

@@ -8,11 +8,10 @@ import warnings
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from skipinit.converting.convert import convert
 from skipinit.errors import ConfigError, SkipinitError
-from support.convert_models import ResNet18, TiedNorm
+from support.convert_models import ResNet18
 from support.probe_models import Function, PreActivationResNet, ViT, images, vectors
 
 IMAGES, VECTORS = images(4), vectors(4)
@@ -54,49 +53,6 @@ def lazy():
     return model
 
 
-class HandWritten(nn.Module):
-    """A norm inside a block's own forward."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a = nn.Linear(6, 6)
-
-    def forward(self, x):
-        return x + self.a(F.layer_norm(x, (6,)))
-
-
-class EndsInFunction(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.norm = nn.Linear(6, 6), nn.BatchNorm1d(6)
-
-    def forward(self, x):
-        return x + F.gelu(self.norm(self.a(x)))
-
-
-class SharedEnd(nn.Module):
-    """One ReLU module in the middle of the branch and at its end."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b, self.norm, self.relu = nn.Linear(6, 6), nn.Linear(6, 6), nn.BatchNorm1d(6), nn.ReLU()
-
-    def forward(self, x):
-        return x + self.relu(self.b(self.relu(self.norm(self.a(x)))))
-
-
-class TwoEnds(nn.Module):
-    """A branch that adds a bias of its own after its last module."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.norm = nn.Linear(6, 6), nn.BatchNorm1d(6)
-        self.shift = nn.Parameter(torch.arange(6.0))
-
-    def forward(self, x):
-        return x + (self.norm(self.a(x)) + self.shift)
-
-
 class Uncopyable(ResNet18):
     def __deepcopy__(self, memo):
         raise RuntimeError("a lock\ncannot be copied")
@@ -105,7 +61,6 @@ class Uncopyable(ResNet18):
 MODELS = {
     "has no residual add": (lambda: nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6)), VECTORS),
     "has no normalization": (lambda: Function(lambda m, x: x + m.a(x)), VECTORS),
-    "norm is used 2 times in one pass": (TiedNorm, VECTORS),
     "is scripted": (lambda: quiet(lambda: torch.jit.script(PreActivationResNet().blocks[0])), IMAGES),
     "layer1 is scripted": (lambda: quiet(with_scripted_part), IMAGES),
     "fc is quantized": (lambda: quiet(quantized), IMAGES),
@@ -114,10 +69,6 @@ MODELS = {
     "fc.weight has no shape yet": (lazy, IMAGES),
     "is a compiled model": (lambda: torch.compile(ResNet18(), backend="eager"), IMAGES),
     "wraps a model": (lambda: nn.DataParallel(ResNet18()), IMAGES),
-    "HandWritten normalizes inside its own forward": (HandWritten, VECTORS),
-    "its branch ends in a function": (EndsInFunction, VECTORS),
-    "relu ends its branch and is used elsewhere too": (SharedEnd, VECTORS),
-    "does not all go through norm": (TwoEnds, VECTORS),
     "cannot be copied (a lock cannot be copied)": (Uncopyable, IMAGES),
     "ResNet18 cannot take the inputs 4x6": (ResNet18, VECTORS),
     "the model must be a torch.nn.Module; a int was given": (lambda: 3, IMAGES),
@@ -135,6 +86,11 @@ OPTIONS = {
     "biases 'yes' is not allowed; it must be True, False or None": {"biases": "yes"},
     "dropout 1 is not allowed": {"scheme": "regularized-skipinit", "dropout": 1},
     "seed 'one' is not allowed": {"seed": "one"},
+    "classifier_init 'tiny' is not allowed; it must be small, he, zero": {"classifier_init": "tiny"},
+    "exclude 'layer9' matches no module of ResNet18": {"exclude": "layer9"},
+    "only LSTM matches no module of ResNet18": {"only": (nn.LSTM,)},
+    "exclude 3 is neither the name nor the type of a module": {"exclude": [3]},
+    "norms 'BatchNorm2d' is not a type of module": {"norms": ["BatchNorm2d"]},
 }
 
 
@@ -209,7 +165,7 @@ def test_the_given_model_is_untouched_by_success_too(keep_function):
 def test_norms_off_the_way_are_left_and_named():
     model = ResNet18()
     model.spare = nn.BatchNorm2d(3)
-    with pytest.warns(UserWarning, match="the inputs do not reach them: spare"):
+    with pytest.warns(UserWarning, match=r"left as they were: spare \(not reached by the inputs\)"):
         conversion = convert(model, IMAGES)
     assert isinstance(conversion.model.spare, nn.BatchNorm2d)
     assert conversion.left == ("spare, not reached by the inputs",)

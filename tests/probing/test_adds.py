@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from skipinit.nets.create import create_model
-from skipinit.probing.measure import find_residual_adds
+from skipinit.probing.measure import find_residual_adds, probe
 from skipinit.probing.trace import ModuleNames
 from support.probe_models import (
     Bottleneck,
@@ -136,13 +136,29 @@ RESIDUAL = {
     "gate": (lambda m, x: (1 - (t := m.b(x).sigmoid())) * x + t * m.a(x), 0),
     "gate, other order": (lambda m, x: (h := m.a(x), t := m.b(x).sigmoid()) and t * h + (1 - t) * x, 1),
     "projection": (lambda m, x: m.a(x) + m.b(m.c(x).relu()), 0),
+    "projection of two maps": (lambda m, x: m.a(m.b(x)) + m.d(m.c(m.d(x).relu()).relu()), 0),
     "views": (lambda m, x: x.view(2, 2, 6) + m.a(x).reshape(2, 2, 6), 0),
     "standardized weights": (lambda m, x: x + F.linear(x, m.a.weight / m.a.weight.std()), 0),
     "functional": (lambda m, x: x + (x @ m.table.T).relu() @ m.table, 0),
     "sparse mixing": (lambda m, x: x + torch.sparse.mm(torch.eye(4).to_sparse(), m.a(x)), 0),
     "attention": (lambda m, x: x + F.scaled_dot_product_attention(m.a(x), m.b(x), m.c(x)), 0),
     "halves of one tensor": (lambda m, x: x[:2] + m.a(x[2:]), 0),
+    "interpolation": (lambda m, x: torch.lerp(x, m.a(x), 0.3), 0),
+    "interpolation by a learned scalar": (lambda m, x: torch.lerp(x, m.a(x), m.scalar), 0),
+    "some of the examples": (lambda m, x: x.index_add(0, torch.tensor([0, 2]), m.a(x[::2])), 0),
+    "stacked": (lambda m, x: torch.stack([x, m.a(x)]).sum(0), 0),
+    "stacked last": (lambda m, x: torch.stack([m.a(x), x], -1).sum(-1), 1),
+    "complex": (lambda m, x: (z := torch.complex(x, x)) + torch.complex(m.a(z.real), m.b(z.imag)), 0),
+    "identity beside two towers": (lambda m, x: m.norm(x) + (m.a(x) + m.b(x)), 0),
+    "scaled skip and a branch with a norm alone": (lambda m, x: 0.5 * x + m.norm(x).roll(1, 1), 0),
+    "learned query": (lambda m, x: m.table + m.a(m.norm(torch.cat([m.table, x])))[:4], 0),
+    "learned query, attention": (lambda m, x: m.table + _attention(m, m.table, x), 0),
+    "query of zeros": (lambda m, x: (q := torch.zeros(4, 6)) + _attention(m, q + m.table, x), 0),
 }
+
+
+def _attention(m, query, x):
+    return (m.a(query) @ m.b(x).T).softmax(-1) @ m.c(x)
 
 
 @pytest.mark.parametrize("form", RESIDUAL)
@@ -152,6 +168,8 @@ def test_forms_of_a_residual_add(form):
     adds = find_residual_adds(model, VECTORS)
     assert [(add.name, add.skip_operand) for add in adds] == [("Function", skip)]
     assert adds[0].scale == ("scalar" if "scalar" in form or "fused" in form else None)
+    assert adds[0].doubt is None
+    assert probe(model, VECTORS).rows[0].is_finite
 
 
 def test_several_skips():
@@ -182,6 +200,9 @@ NOT_RESIDUAL = {
     "bias": lambda m, x: m.a(x) + m.table[0],
     "positional embedding": lambda m, x: m.a(x + m.table),
     "parallel towers": lambda m, x: m.a(x) + m.b(x),
+    "three towers": lambda m, x: m.a(x) + m.b(x) + m.c(x),
+    "four towers of two norms": lambda m, x: m.norm(m.a(x)) + m.norm(m.b(x)) + m.c(x) + m.d(x),
+    "towers of different depths": lambda m, x: m.a(m.b(x).relu()) + m.c(m.d(m.c(x).relu()).relu()),
     "deep parallel towers": lambda m, x: m.a(m.b(x).relu()) + m.c(m.d(x).relu()),
     "low-rank adapter": lambda m, x: m.a(x) + 0.1 * m.b(m.c(x)),
     "doubling": lambda m, x: m.a(x + x),
@@ -199,6 +220,92 @@ NOT_RESIDUAL = {
 @pytest.mark.parametrize("form", NOT_RESIDUAL)
 def test_other_additions_are_not_residual(form):
     assert find_residual_adds(Function(NOT_RESIDUAL[form]), VECTORS) == []
+
+
+def test_each_part_of_a_sum_onto_the_skip_counts():
+    """As in MobileOne: the skip goes through a norm, and several towers are added to it one by one."""
+    adds = find_residual_adds(Function(lambda m, x: (m.a(x) + m.norm(x)) + m.b(x) + m.c(x)), VECTORS)
+    assert [(add.skip_operand, add.branch_modules) for add in adds] == [(1, ("a",)), (0, ("b",)), (0, ("c",))]
+
+
+POSITIONS = {
+    "added to the stream again": lambda m, x: _layers(m, x + m.table, lambda y: y + m.table, stay=True),
+    "added before attention": lambda m, x: _layers(m, x, lambda y: y + m.table),
+    "made from the batch": lambda m, x: _layers(m, x, lambda y: y + (x > 0).float().cumsum(1)),
+    "an input of its own": lambda m, x: _layers(m, x[0], lambda y: y + x[1]),
+}
+
+
+def _layers(m, x, position, stay=False):
+    for layer in (m.a, m.b, m.c):
+        placed = position(x)
+        x = (placed if stay else x) + layer(placed)
+    return x
+
+
+@pytest.mark.parametrize("form", POSITIONS)
+def test_positions_added_in_every_layer_are_no_skip(form):
+    model, inputs = Function(POSITIONS[form]), VECTORS
+    if form == "an input of its own":
+        model, inputs = Function(lambda m, x: POSITIONS[form](m, (x, m.other))), VECTORS
+        model.forward = lambda x, other: model.function(model, setattr(model, "other", other) or x)
+        inputs = (VECTORS, vectors(4).flip(0))
+    adds = find_residual_adds(model, inputs)
+    assert [add.branch_modules for add in adds] == [("a",), ("b",), ("c",)]
+
+
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor is True:UserWarning")
+def test_encoder_is_not_part_of_the_cross_attentions_branch():
+    """Whether encoder and decoder get one tensor or two."""
+    model = nn.Transformer(16, 4, 2, 2, 32, batch_first=True, norm_first=True)
+    source, target = torch.randn(2, 5, 16), torch.randn(2, 7, 16)
+    for inputs in ((source, target), (source, source)):
+        adds = find_residual_adds(model, inputs)
+        assert len(adds) == 2 * 2 + 2 * 3
+        crossed = adds[5]
+        assert crossed.branch_norms == ("decoder.layers.0.norm2",)
+        assert not any(name.startswith("encoder") for name in crossed.branch_modules)
+        assert not any(add.nested for add in adds)
+
+
+def _gru(m, x):
+    state = m.d(x).tanh()
+    for _ in range(3):
+        gate = m.a(state * x).sigmoid()
+        state = (1 - gate) * state + gate * m.c(state).tanh()
+    return state
+
+
+def test_recurrent_cell_of_ones_own_has_none():
+    model = Function(_gru)
+    assert find_residual_adds(model, VECTORS) == []
+    assert probe(model, VECTORS).rejected["it joins the gates of a recurrent layer"] == 3
+
+
+def test_doubtful_adds_say_both_readings():
+    shared = find_residual_adds(LoopNet(), VECTORS)
+    assert {add.doubt for add in shared} == {"blocks that share their weights, or the steps of a recurrence"}
+    state_space = Function(lambda m, x: x + m.a((u := m.b(x)) * m.table[0] + u.cumsum(0) * m.c(u)))
+    inner, outer = find_residual_adds(state_space, VECTORS)
+    assert "such as a state space with its D" in inner.doubt
+    assert (outer.doubt, outer.nested) == (None, True)
+
+
+def test_layers_are_not_dropped_while_the_structure_is_read():
+    class Dropping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(Function(lambda m, x: x + m.a(x)) for _ in range(6))
+
+        def forward(self, x):
+            for layer in self.layers:
+                if not (self.training and torch.rand(()) < 0.5):
+                    x = layer(x)
+            return x
+
+    model = Dropping().train()
+    assert [len(find_residual_adds(model, VECTORS)) for _ in range(3)] == [6] * 3
+    assert all(module.training for module in model.modules())
 
 
 def _recurrence(m, x):

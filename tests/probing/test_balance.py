@@ -83,18 +83,35 @@ def test_model_without_residual_adds_gives_an_empty_report_that_says_what_was_se
         "the operands differ in shape",
     )
     assert report.rejected == {towers: 1, bias: 1}
-    assert str(report) == str(report.verdict)
-    assert "\n" not in str(report)
-    assert str(report).startswith("Function has no residual add, x + f(x) with layers in f.")
-    assert f"1 because {towers}" in str(report)
+    text = str(report.verdict)
+    assert " ".join(str(report).split()) == text
+    assert "\n" not in text
+    assert max(map(len, str(report).splitlines())) <= 80
+    assert text.startswith("Function has no residual add, x + f(x) with layers in f.")
+    assert f"1 because {towers}" in text
     assert report.verdict.biased_to_identity is None
     assert report.table() == ""
     assert len(report.to_csv().splitlines()) == 1
-    assert json.loads(report.to_json())["verdict"]["text"] == str(report)
+    assert json.loads(report.to_json())["verdict"]["text"] == text
     with pytest.raises(ConfigError, match="nothing to plot; Function has no residual add"):
         report.plot(tmp_path / "a.png")
     chain = probe(Function(lambda m, x: m.a(x).relu()), VECTORS)
-    assert str(chain).endswith("Operations on these inputs: 2. Additions: none.")
+    assert str(chain.verdict).endswith("Operations on these inputs: 2. Additions: none.")
+
+
+def test_branches_of_nothing_are_not_blamed():
+    """With every scalar 0 no block is least balanced, and growth on the skip is not mended by SkipInit."""
+    alphas = [torch.zeros(6) for _ in range(6)]
+
+    def grow(m, x):
+        for alpha in alphas:
+            x = 1.5 * x + alpha * m.a(x)
+        return x
+
+    verdict = probe(Function(grow), VECTORS).verdict
+    assert "Least balanced" not in verdict.text
+    assert (verdict.growth.law, verdict.typical_branch_share) == ("exponential", 0)
+    assert "Advice: the branches contribute nothing yet" in verdict.text
 
 
 def test_variances_far_beyond_float32_are_measured():

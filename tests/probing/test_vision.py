@@ -38,6 +38,11 @@ TIMM = {
     "convnext_atto": (12, 0),
     "swin_tiny_patch4_window7_224": (24, 0),
     "regnety_002": (13, 4),
+    "cait_xxs24_224": (52, 0),
+    "xcit_nano_12_p16_224": (40, 0),
+    "poolformerv2_s12": (24, 16),
+    "repvgg_a0": (17, 17),
+    "mobileone_s0": (35, 35),
 }
 IMAGES = torch.randn(2, 3, 224, 224, generator=torch.Generator().manual_seed(0))
 

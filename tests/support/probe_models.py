@@ -222,3 +222,14 @@ class Function(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.function(self, x)
+
+
+class Language(nn.Module):
+    """Token ids, two residual adds, logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.block, self.head = nn.Embedding(30, 24), EncoderBlock(24), nn.Linear(24, 30)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.block(self.table(ids)))

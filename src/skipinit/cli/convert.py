@@ -30,7 +30,12 @@ def convert(
     biases: _Flag = False,
     no_biases: _Flag = False,
     dropout: float = 0.2,
+    tokens: Annotated[int | None, given("INT")] = None,
+    exclude: Annotated[tuple[str, ...], given("NAME")] = (),
+    only: Annotated[tuple[str, ...], given("NAME")] = (),
+    strict: _Flag = False,
     seed: int = 0,
+    all: _Flag = False,
     json_: Json = False,
 ) -> None:
     """Remove normalization from a residual network of your own.
@@ -50,7 +55,12 @@ def convert(
         biases: Give every convolution a bias; the default is the scheme's.
         no_biases: Give no convolution a bias.
         dropout: Drop probability before the classifier, in the schemes that have it.
+        tokens: The batch holds random token ids below this number.
+        exclude: Modules to leave as they are; * stands for anything.
+        only: Change nothing outside of these modules.
+        strict: Fail instead of leaving a branch without its scalar or a norm in its place.
         seed: Seed of the new weights, and of what the factory draws.
+        all: Print a line for every block.
     """
     if biases and no_biases:
         raise ConfigError("--biases and --no-biases exclude each other; give one")
@@ -67,25 +77,32 @@ def convert(
     from ..converting.convert import convert as remove_norms
     from ..files import write_whole
 
+    if tokens is not None and tokens < 1:
+        raise ConfigError(f"--tokens {tokens} is not allowed; it must be 1 or more")
+    ids = torch.Generator().manual_seed(seed)
     torch.manual_seed(seed)
     conversion = remove_norms(
         load_model(model),
-        torch.Size(shape),
+        torch.Size(shape) if tokens is None else torch.randint(tokens, shape, generator=ids),
         scheme=scheme,
         keep_function=keep_function,
         alpha=alpha,
         biases=with_biases,
         dropout=dropout,
+        exclude=exclude,
+        only=only,
+        strict=strict,
         seed=seed,
     )
-    write_whole(out / "report.txt", lambda file: file.write(f"{conversion}\n".encode()))
+    text = conversion.to_text(every=all)
+    write_whole(out / "report.txt", lambda file: file.write(f"{text}\n".encode()))
     write_whole(out / "report.json", lambda file: file.write(f"{conversion.to_json()}\n".encode()))
     try:
         conversion.plot(out / "balance.svg")
     except MissingExtraError as error:  # the picture is an addition; the conversion is whole without it
         print(f"skipinit: balance.svg is left out: {error}", file=sys.stderr)
     write_whole(out / "model.safetensors", lambda file: file.write(_serialize(conversion.model)))
-    print(conversion.to_json() if json_ else conversion)
+    print(conversion.to_json() if json_ else text)
     print(f"wrote {out}", file=sys.stderr)
 
 

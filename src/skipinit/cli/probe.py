@@ -45,12 +45,16 @@ class InputFlags:
     """Which data the batch is from."""
     input: Annotated[str | None, given("SHAPE")] = None
     """Shape of a Gaussian batch, such as 8x3x224x224; needed for a model of your own."""
+    tokens: _Count = None
+    """For a model of your own: the batch holds random token ids below this number."""
     batch_size: _Count = None
     """Examples in the batch."""
 
     def __post_init__(self) -> None:
         if self.input is not None and (self.data != "gaussian" or self.batch_size is not None):
             raise ConfigError("--input is the whole shape of a Gaussian batch; omit --data and --batch-size")
+        if self.tokens is not None and (self.input is None or self.tokens < 1):
+            raise ConfigError("--tokens is the number of token ids, 1 or more; it goes with --input SHAPE")
         if self.batch_size is not None and self.batch_size < 1:
             raise ConfigError(f"--batch-size {self.batch_size} is not allowed; it must be 1 or more")
 
@@ -79,6 +83,7 @@ def probe(
     networks: _Count = None,
     check: bool = False,
     plot: Annotated[Path | None, given("PATH")] = None,
+    all: Annotated[bool, tyro.conf.arg(help_behavior_hint="")] = False,
     json_: Json = False,
     csv_: Annotated[bool, tyro.conf.arg(name="csv", help="Print CSV.", help_behavior_hint="")] = False,
 ) -> int:
@@ -100,6 +105,8 @@ def probe(
         networks: How many networks a figure is the mean of; 16 in figure5, 4 in figure2c, 1 in others.
         check: Exit with code 1 if NaN or infinity appears, or if the variance grows exponentially with depth.
         plot: Where to write the picture: .png, .svg or .pdf; for figures, both .png and .svg of that name.
+        all: Show all blocks and columns; otherwise of a long network the first, least balanced and last block
+            of each stage.
     """
     if json_ and csv_:
         raise ConfigError("--json and --csv exclude each other; give one")
@@ -122,7 +129,7 @@ def probe(
 
     device = str(find_device(device))
     if figure:
-        _show(_figure(model, seed, device, networks, plot), json_, csv_)
+        _show(_figure(model, seed, device, networks, plot), json_, csv_, all)
         return 0
     if plot is not None:
         from ..probing.plot import check_suffix
@@ -137,14 +144,17 @@ def probe(
     report = replace(report, model=model if without_scheme else f"{model}, {scheme}")
     if plot is not None and report.rows:
         report.plot(plot)
-    _show(report, json_, csv_)
+    _show(report, json_, csv_, all)
     if check:
         report.check()
     return 0 if report.rows else 1
 
 
-def _show(report: ProbeReport | MeasuredFigure, json_: bool, csv_: bool) -> None:
-    print(report.to_json() if json_ else report.to_csv().rstrip() if csv_ else report)
+def _show(report: ProbeReport | MeasuredFigure, json_: bool, csv_: bool, every: bool) -> None:
+    from ..probing.balance import ProbeReport
+
+    text = report.to_text(every) if isinstance(report, ProbeReport) else str(report)
+    print(report.to_json() if json_ else report.to_csv().rstrip() if csv_ else text)
 
 
 def _figure(name: str, seed: int, device: str, networks: int | None, plot: Path | None) -> MeasuredFigure:
@@ -167,6 +177,9 @@ def _build(name: str, network: NetworkFlags, theory: TheoryFlags, inputs: InputF
     if name not in THEORY_NETWORKS and (theory.blocks or theory.width):
         raise ConfigError(f"--blocks and --width belong to the theory networks, {', '.join(THEORY_NETWORKS)}")
     if ":" in name:
+        if options := network.of(ModelConfig):
+            flags = ", ".join(f"--{option.replace('_', '-')}" for option in options)
+            raise ConfigError(f"{flags}: not for {name}, which takes no options; set them in your factory")
         return load_model(name)
     from ..nets.create import build, create_model
 
@@ -220,6 +233,8 @@ def _batch(name: str, inputs: InputFlags) -> tuple[Tensor, Tensor]:
 
     if inputs.data == "gaussian":
         shape = inputs.shape or _default_shape(name, inputs.batch_size)
+        if inputs.tokens is not None:
+            return torch.randint(inputs.tokens, shape), torch.randint(10, shape[:1])
         return torch.randn(shape), torch.randint(10, shape[:1])
     from ..data.augment import standardize
     from ..data.images import load

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from collections import defaultdict
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..extras import need
-from ..probing.balance import ProbeReport, align
+from ..probing.balance import WIDTH, ProbeReport, align, shorten, wrap
 
 if TYPE_CHECKING:
     from torch import nn
@@ -53,16 +54,26 @@ class Conversion:
         """How many norms were removed."""
         return sum(bool(change.removed) for change in self.changes)
 
-    def table(self) -> str:
-        """The changes as aligned text, a line per block; the rest of the network last."""
+    def table(self, every: bool = False) -> str:
+        """The changes as aligned text, a line per block; the rest of the network last.
+
+        At most 80 columns; of many blocks with the same changes, the first and the last. With `every`, all.
+        """
         blocks: defaultdict[str | None, list[Change]] = defaultdict(list)
         for change in self.changes:
             blocks[change.block].append(change)
         rest = blocks.pop(None, [])
         lines = [("block", "removed", "added")]
-        lines += [(name or "", *_words(name or "", changes)) for name, changes in blocks.items()]
+        described = [(name or "", *_words(name or "", changes)) for name, changes in blocks.items()]
+        lines += described if every else _summary(described)
         lines += [("elsewhere", *_words("", rest))]
-        return align(list(zip(*lines, strict=True)))
+        names, removed, added = (list(column) for column in zip(*lines, strict=True))
+        if not every:
+            names = [shorten(name, 24) for name in names]
+            rest = WIDTH - 4 - max(map(len, names))
+            removed = [_cut(cell, rest * 2 // 5) for cell in removed]
+            added = [_cut(cell, rest - max(map(len, removed))) for cell in added]
+        return align([names, removed, added])
 
     def to_json(self) -> str:
         """Changes and both probes, as one JSON object."""
@@ -96,18 +107,45 @@ class Conversion:
                 draw_variances(axes, report)
         save(figure, Path(path))
 
-    def __str__(self) -> str:
+    def to_text(self, every: bool = False) -> str:
+        """Table, counts, and the balance before and after, in lines of 80 characters."""
         name = self.before.model
         kept = "" if self.difference is None else f"; outputs in evaluation differ by {self.difference:.1e}"
+        counts = f"{_plural(self.num_norms, 'norm')} removed, {_plural(self.num_blocks, 'block')} scaled"
         lines = [
-            self.table(),
-            "",
-            f"{name}, {self.scheme}: {self.num_norms} norms removed, {self.num_blocks} blocks{kept}.",
-            *(f"Left: {what}." for what in self.left),
+            f"{name}, {self.scheme}: {counts}{kept}.",
+            *(f"Left: {what}." for what in (self.left if every else self.left[:_MANY])),
+            *([f"({len(self.left) - _MANY} more left)"] if len(self.left) > _MANY and not every else []),
             f"Before: {self.before.verdict}",
             f"After: {self.after.verdict}",
         ]
-        return "\n".join(lines)
+        return f"{self.table(every)}\n\n" + wrap("\n".join(lines))
+
+    def __str__(self) -> str:
+        return self.to_text()
+
+
+_MANY = 12
+
+
+def _plural(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
+def _summary(lines: list[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
+    """Of consecutive blocks with the same changes, the first and the last."""
+    if len(lines) <= _MANY:
+        return lines
+    shown: list[tuple[str, str, str]] = []
+    for _, group in itertools.groupby(lines, key=lambda line: line[1:]):
+        same = list(group)
+        shown += same if len(same) < 4 else [same[0], (f"({len(same) - 2} more)", "", ""), same[-1]]
+    more = (f"({len(shown) - 2 * _MANY} more lines)", "", "")
+    return shown if len(shown) <= 2 * _MANY else [*shown[:_MANY], more, *shown[-_MANY:]]
+
+
+def _cut(cell: str, width: int) -> str:
+    return cell if len(cell) <= width else f"{cell[: width - 1]}…"
 
 
 def _words(block: str, changes: list[Change]) -> tuple[str, str]:

@@ -3,21 +3,37 @@
 from __future__ import annotations
 
 import copy
+import math
 import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
+import torch
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from ..errors import ConfigError, SkipinitError
+from ..probing.adds import BRANCH_SCALAR
 from ..probing.balance import ProbeReport
-from ..probing.forward import Inputs, check_model, example_inputs, one_line
-from ..probing.measure import probe
+from ..probing.forward import Inputs, Mode, check_model, example_inputs, one_line
+from ..probing.measure import measure
 from .changes import Conversion
 from .flow import Flow, find_flow
-from .folding import compare_outputs, finite_outputs
-from .plan import make_plan
-from .surgery import Surgery, disable_inplace, is_norm, unreached_norms
+from .folding import (
+    compare_outputs,
+    finite_outputs,
+    in_double,
+    is_batch_norm,
+    rounding_tolerance,
+    spread_of_output,
+)
+from .plan import ClassifierStart, Plan, make_plan
+from .removal import unreached_norms
+from .selection import Choice, Selection, make_selection
+from .surgery import Surgery, disable_inplace
+
+_FIRST_OUTPUTS = 1.0
+"""Standard deviation of the first outputs: the cross-entropy is within 1/2 of that of chance."""
 
 
 def convert(
@@ -29,6 +45,11 @@ def convert(
     alpha: float | None = None,
     biases: bool | None = None,
     dropout: float = 0.2,
+    classifier_init: ClassifierStart = "small",
+    exclude: Choice | Sequence[Choice] = (),
+    only: Choice | Sequence[Choice] = (),
+    norms: type[nn.Module] | Sequence[type[nn.Module]] = (),
+    strict: bool = False,
     seed: int | None = None,
 ) -> Conversion:
     """Make a copy of `model` without normalization; the given model does not change.
@@ -37,54 +58,104 @@ def convert(
     `keep_function` it computes what the given model computes in evaluation mode, to be fine-tuned: each batch
     norm is folded into the layer before it or becomes a scale and shift, and branch scalars start at 1.
 
+    A warning names each branch that still contributes at the start, each norm that stayed, and each add that
+    has two readings.
+
     Args:
         model: any module with residual adds. Its forward may depend on the data.
-        inputs: a tensor, a tuple or list of arguments, a dictionary of keyword arguments, or a shape as
-            `torch.Size`, which stands for Gaussian values. The residual adds are found by running the model.
+        inputs: a tensor, a tuple or list of arguments or a batch of a data loader, a dictionary of keyword
+            arguments, or a shape, which stands for Gaussian values. The residual adds are found by running
+            the model.
         scheme: "skipinit", "regularized-skipinit", "fixup", "fixup-dropout", "divide-sqrt2" or "none".
         keep_function: keep what a trained model computes.
         alpha: start of SkipInit's branch scalars; 0 by default, always 1 with `keep_function`.
         biases: whether every convolution gets a bias; by default what the scheme says.
         dropout: drop probability before the classifier, in the schemes that have it; the paper's are 0.2 for
             ImageNet and 0.6 for CIFAR.
+        classifier_init: start of SkipInit's last dense layer: "he" as everywhere else, "zero", or "small", He
+            scaled down until the outputs have a standard deviation of 1 on these inputs. Then the first
+            loss is that of chance.
+        exclude: modules to leave as they are, with all in them: names, in which * stands for anything, or
+            types.
+        only: change nothing outside of these modules.
+        norms: types of your own that are nothing but norms, beside those with "norm" in their name.
+        strict: raise an error instead of leaving a branch without its scalar or a norm in its place.
         seed: draw the new weights from this seed and leave torch's generators alone; else draw from torch's.
 
     >>> model = skipinit.create_model("resnet50_v1", scheme="batchnorm")
-    >>> conversion = skipinit.convert(model, torch.Size([2, 3, 64, 64]))
+    >>> conversion = skipinit.convert(model, (2, 3, 64, 64))
     >>> conversion.num_norms, conversion.num_blocks
     (53, 16)
     >>> conversion.model.blocks[0].branch.norm3.branch_alpha.item()
     0.0
     """
-    plan = make_plan(scheme, keep_function, alpha, biases, dropout, seed)
+    plan = make_plan(scheme, keep_function, alpha, biases, dropout, seed, classifier_init)
     _check_convertible(model)
+    selection = make_selection(model, exclude, only)
+    norm_types = _check_norms(norms)
     inputs = example_inputs(model, inputs)
-    converted = _copy(model)
+    prepared = _copy(model)
     if not keep_function:
-        disable_inplace(converted)
-    flow = find_flow(converted, inputs)
-    _check_flow(converted, flow, keep_function)
-    before = probe(converted, inputs)
-    expected = finite_outputs(converted, inputs) if keep_function else []
-    surgery = Surgery(converted, flow, plan)
-    surgery.run()
+        disable_inplace(prepared)
+    flow = find_flow(prepared, inputs, norm_types)
+    _check_flow(prepared, flow, keep_function)
+    mode: Mode = "evaluation" if keep_function else "whole"
+    before = measure(prepared, inputs, mode)
+    expected = finite_outputs(prepared, inputs) if keep_function else []
+    surgery = _operate(prepared, flow, plan, selection, norm_types, inputs)
+    converted = surgery.model
+    if strict and surgery.left:
+        raise SkipinitError(f"{type(model).__name__}: {_list(surgery.left)}")
     difference = compare_outputs(converted, inputs, expected) if keep_function else None
-    after = probe(converted, inputs)
-    if plan.scheme.merge == "scale" and plan.alpha == 0:
-        _check_identity(after, flow)
-    unreached = unreached_norms(converted, flow.norms)
-    _warn(unreached, flow, keep_function)
+    if difference is not None and not difference <= rounding_tolerance(expected):
+        options = {"scheme": scheme, "biases": biases, "dropout": dropout, "exclude": exclude, "only": only}
+        _check_in_double(model, inputs, difference, expected, **options)
+    if plan.classifier_init != "he" and flow.classifier is not None and flow.classifier in selection:
+        _start_classifier(converted, flow.classifier, inputs, plan)
+    after = measure(converted, inputs, mode)
+    unreached = [name for name in unreached_norms(converted, flow.norms) if name in selection]
+    left = surgery.left | dict.fromkeys(unreached, "not reached by the inputs")
+    _warn(after, flow, surgery, left, plan)
     return Conversion(
         model=converted,
         scheme=scheme,
         keep_function=keep_function,
         num_blocks=len(surgery.blocks),
         changes=tuple(surgery.changes),
-        left=(*surgery.left, *(f"{name}, not reached by the inputs" for name in unreached)),
+        left=tuple(f"{name}, {reason}" for name, reason in left.items()),
         difference=difference,
         before=before,
         after=after,
     )
+
+
+def _operate(
+    prepared: nn.Module,
+    flow: Flow,
+    plan: Plan,
+    selection: Selection,
+    norm_types: tuple[type[nn.Module], ...],
+    inputs: Inputs,
+) -> Surgery:
+    """Change a copy, and check that each scalar governs its whole branch; otherwise move or omit it."""
+    at_the_add, unscaled, stand_ins = set[str](), set[str](), False
+    while True:
+        model = copy.deepcopy(prepared)
+        surgery = Surgery(model, flow, plan, selection, norm_types, at_the_add, unscaled, stand_ins)
+        surgery.run()
+        try:
+            loose = _contributing_at_zero(model, inputs)
+        except ConfigError as error:
+            if stand_ins or not isinstance(error.__cause__, AttributeError):
+                raise
+            stand_ins = True  # The forward looks at a norm's weight.
+            continue
+        tails = {block.add.name for block in surgery.on_tail}
+        sites = {block.add.name for block in surgery.on_site}
+        if plan.scheme.merge != "scale" or not loose & (tails | sites):
+            return surgery
+        at_the_add |= loose & tails
+        unscaled |= loose & sites
 
 
 def _check_convertible(model: nn.Module) -> None:
@@ -108,7 +179,7 @@ def _check_convertible(model: nn.Module) -> None:
                 "load the weights (model.to_empty, load_state_dict), then convert"
             )
     for path, tensor in model.named_parameters():
-        if not tensor.is_floating_point():
+        if not (tensor.is_floating_point() or tensor.is_complex()):
             kind = str(tensor.dtype).removeprefix("torch.")
             raise ConfigError(f"{name}: {path} is quantized ({kind}); convert the floating-point model")
 
@@ -129,41 +200,119 @@ def _check_flow(model: nn.Module, flow: Flow, keep_function: bool) -> None:
         raise SkipinitError(
             f"{name} has no normalization that these inputs reach: there is nothing to remove"
         )
-    if keep_function and not any(isinstance(model.get_submodule(norm), _BatchNorm) for norm in flow.norms):
+    if keep_function and not any(is_batch_norm(model.get_submodule(norm)) for norm in flow.norms):
         kind = type(model.get_submodule(flow.norms[0])).__name__
         raise SkipinitError(
             f"{name} has no batch norm to fold; {flow.norms[0]} ({kind}) normalizes each example by itself, "
             "which no scale and shift computes: use keep_function=False"
         )
-    for norm in flow.norms:
-        module = model.get_submodule(norm)
-        removed = isinstance(module, _BatchNorm) if keep_function else is_norm(module)
-        if removed and flow.calls[norm] > 1:
-            raise SkipinitError(
-                f"{name}: {norm} is used {flow.calls[norm]} times in one pass; give each place its own"
-            )
 
 
-def _check_identity(after: ProbeReport, flow: Flow) -> None:
-    """With alpha = 0 no branch contributes anything; otherwise a scalar is in the wrong place."""
-    tails = {block.add.name: block.tail for block in flow.blocks if not block.add.nested}
-    for row in after.rows:
-        if row.name in tails and row.branch_variance != 0:
-            raise SkipinitError(
-                f"{row.name}: what its branch adds does not all go through {tails[row.name]}; "
-                "end the branch in one module, such as nn.Identity()"
-            )
+def _check_norms(norms: type[nn.Module] | Sequence[type[nn.Module]]) -> tuple[type[nn.Module], ...]:
+    types = (norms,) if isinstance(norms, type) else tuple(norms)
+    for kind in types:
+        if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
+            raise ConfigError(f"norms {kind!r} is not a type of module")
+    return types
 
 
-def _warn(unreached: list[str], flow: Flow, keep_function: bool) -> None:
+def _contributing_at_zero(model: nn.Module, inputs: Inputs) -> set[str]:
+    """The blocks whose branch adds something even when every scalar is 0."""
+    scalars = [p for name, p in model.named_parameters() if name.endswith(BRANCH_SCALAR)]
+    values = [scalar.detach().clone() for scalar in scalars]
+    with torch.no_grad():
+        for scalar in scalars:
+            scalar.zero_()
+        rows = measure(model, inputs, "whole").rows
+        for scalar, value in zip(scalars, values, strict=True):
+            scalar.copy_(value)
+    return {row.name for row in rows if row.branch_variance != 0}
+
+
+def _check_in_double(
+    model: nn.Module, inputs: Inputs, difference: float, expected: Sequence[Tensor], **options: Any
+) -> None:
+    """Whether more than rounding changed: in float64 rounding vanishes, a mistake does not."""
+    name = type(model).__name__
+    exact = math.inf
+    if all(output.dtype is not torch.float64 for output in expected):
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                double = convert(in_double(model), in_double(inputs), keep_function=True, **options)
+            exact = double.difference or 0.0
+        except Exception:
+            exact = math.inf
+    if exact == math.inf:
+        raise SkipinitError(
+            f"{name}: its outputs would change by {difference:.1e} of the largest; it uses "
+            "its norms in a way that a scale and shift cannot keep: use keep_function=False"
+        )
+    warnings.warn(
+        f"{name} multiplies rounding errors: its outputs change by {difference:.1e} of the largest, "
+        f"in float64 by {exact:.1e}; a trained network does so less",
+        stacklevel=4,
+    )
+
+
+@torch.no_grad()
+def _start_classifier(model: nn.Module, classifier: str, inputs: Inputs, plan: Plan) -> None:
+    """Zero, or as small as outputs of standard deviation 1 need it. One tied to an embedding is left."""
+    layer = model.get_submodule(classifier)
+    weight = layer.get_parameter("weight")
+    if any(isinstance(module, nn.Embedding) and module.weight is weight for module in model.modules()):
+        return
+    spread = spread_of_output(layer, model, inputs)
+    if plan.classifier_init == "zero":
+        weight.zero_()
+    elif spread > _FIRST_OUTPUTS and math.isfinite(spread):
+        weight.mul_(_FIRST_OUTPUTS / spread)
+
+
+def _list(reasons: Mapping[str, str], most: int = 6) -> str:
+    """The names with their reasons; of many with the same reason, the first."""
+    groups: dict[str, list[str]] = {}
+    for name, reason in reasons.items():
+        groups.setdefault(reason, []).append(name)
+    words = []
+    for reason, names in groups.items():
+        more = f" and {len(names) - most} more" if len(names) > most else ""
+        words.append(f"{', '.join(names[:most])}{more}" + (f" ({reason})" if reason else ""))
+    return "; ".join(words)
+
+
+def _warn(after: ProbeReport, flow: Flow, surgery: Surgery, left: Mapping[str, str], plan: Plan) -> None:
     """Warn of what matters for training."""
-    if unreached:
-        names = ", ".join(unreached)
-        warnings.warn(f"left as they are, since the inputs do not reach them: {names}", stacklevel=3)
-    if flow.norms_on_skip and not keep_function:
+    if plan.keep_function:
+        left = {name: reason for name, reason in left.items() if "no batch norm" not in reason}
+    if left:
         warnings.warn(
-            f"{', '.join(flow.norms_on_skip)}: the skip path went through these norms, where none should be, "
-            "since there they do not bias blocks towards the identity (paper, section 7); they were removed, "
-            "and the blocks are x + alpha f(x) now, another architecture than the one that was tuned",
+            f"left as they were: {_list(left)}; strict=True makes this an error, exclude= silences it",
             stacklevel=3,
         )
+    if plan.keep_function:
+        return
+    removed = {change.module for change in surgery.changes if change.removed}
+    on_skip = dict.fromkeys((name for name in flow.norms_on_skip if name in removed), "")
+    if on_skip:
+        warnings.warn(
+            f"{_list(on_skip)}: the skip path went through these norms, where none should be, since there "
+            "they do not bias blocks towards the identity (paper, section 7); they were removed, and "
+            "the blocks are x + alpha f(x) now, another architecture than the one that was tuned",
+            stacklevel=3,
+        )
+    doubtful = {block.add.name: block.add.doubt for block in surgery.blocks if block.add.doubt}
+    if doubtful and plan.scheme.merge == "scale":
+        shown = {name: f"doubtful: {doubt}" for name, doubt in doubtful.items()}
+        warnings.warn(f"{_list(shown)}; scaled as blocks, exclude= leaves them alone", stacklevel=3)
+    if plan.scheme.merge == "scale" and plan.alpha == 0 and not plan.scheme.fixup:
+        chosen = {block.add.name for block in surgery.chosen}
+        loose = {r.name: f"{r.branch_share:.0%}" for r in after.rows if r.branch_share and r.name in chosen}
+        if after.first_nonfinite in chosen:
+            loose[after.first_nonfinite] = "NaN or infinity"
+        if loose:
+            warnings.warn(
+                f"branches that contribute from the start, unlike SkipInit's: {_list(loose)}; a deep network "
+                "may not train: end each in a module of its own that is used nowhere else",
+                stacklevel=3,
+            )

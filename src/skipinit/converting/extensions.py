@@ -41,6 +41,20 @@ class Copy(nn.Module):
         return x.clone()
 
 
+class BranchScale(nn.Module):
+    """branch_alpha * branch [+ merge_bias]"""
+
+    def __init__(self, branch_alpha: nn.Parameter, merge_bias: nn.Parameter | None) -> None:
+        super().__init__()
+        self.branch_alpha = branch_alpha
+        self.merge_bias = merge_bias
+
+    def forward(self, branch: Tensor) -> Tensor:
+        """For a branch that no module of its own ends."""
+        scaled = self.branch_alpha * branch
+        return scaled if self.merge_bias is None else scaled + self.merge_bias
+
+
 class ScaledOutput(nn.Module):
     """branch_alpha * layer(x) [+ merge_bias]: the end of a branch
 
@@ -92,7 +106,7 @@ class DroppedInput(nn.Module):
         return super().forward(dropped, *args, **kwargs)
 
 
-def extend(module: nn.Module, extension: type[nn.Module], **fields: nn.Parameter | float | None) -> None:
+def extend(module: nn.Module, extension: type[nn.Module], **fields: Any) -> None:
     """Change the class of a module to one derived from it and `extension`, and set these fields."""
     kind: Any = type(module)
     base, extensions = getattr(kind, "extended", (kind, ()))

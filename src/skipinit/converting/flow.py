@@ -5,7 +5,7 @@ layer classifies.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +16,8 @@ from ..probing.adds import ResidualAdd, TracedAdd, describe_adds
 from ..probing.forward import Inputs, traced
 from ..probing.operations import Kind, Node, tensors_in
 from ..probing.trace import Tracer
+from .folding import is_frozen_batch_norm
+from .sites import Site, SiteFinder
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,8 @@ class Block:
     add: ResidualAdd
     tail: str | None
     """The module whose output, times a number, is the branch's output times that number."""
+    site: Site | None
+    """Where in the source of its module the add is."""
     weights: tuple[str, ...]
     """The weights of the branch's linear maps, in order."""
     returns_sum: bool
@@ -37,7 +41,7 @@ class Flow:
 
     blocks: tuple[Block, ...]
     norms: tuple[str, ...]
-    """Every module that normalizes, in order."""
+    """Every module that normalizes, in order; frozen batch norms and the user's own types among them."""
     feeders: Mapping[str, str]
     """For a norm: the module whose linear map is its input, where nothing else uses that map's output."""
     overwritten: frozenset[str]
@@ -50,20 +54,30 @@ class Flow:
     """The dense layer that computes the model's output."""
 
 
-def find_flow(model: nn.Module, inputs: Inputs) -> Flow:
-    """Run the model once, in training mode; it is left as it was."""
-    with _norm_outputs(model) as norm_outputs, traced(model, inputs, measure=False) as (tracer, output):
+def find_flow(model: nn.Module, inputs: Inputs, norm_types: tuple[type[nn.Module], ...] = ()) -> Flow:
+    """Run the model once, with no layer dropped; it is left as it was."""
+    finders: list[SiteFinder] = []
+
+    def watch(tracer: Tracer) -> SiteFinder:
+        finders.append(SiteFinder(tracer))
+        return finders[-1]
+
+    homes = _NormHomes(model, norm_types)
+    with (
+        _norm_outputs(model) as norm_outputs,
+        traced(model, inputs, measure=False, mode="whole", around=watch) as (tracer, output),
+    ):
         outputs = _output_nodes(tracer, output)
         nodes = _ancestors([*outputs, *(add.node for add in tracer.adds)])
         users = _users(nodes)
         adds = describe_adds(tracer.adds, type(model).__name__)
-        norms = [node for node in nodes if node.kind is Kind.NORM]
+        norms = [node for node in nodes if homes.of(node) is not None]
         return Flow(
             blocks=tuple(
-                _block(model, add, traced_add, users)
+                _block(model, add, traced_add, finders[0].sites.get(traced_add), users)
                 for add, traced_add in zip(adds, tracer.adds, strict=True)
             ),
-            norms=tuple(dict.fromkeys(node.module for node in norms)),
+            norms=tuple(dict.fromkeys(homes.of(node) or "" for node in norms)),
             feeders=_feeders(norms, nodes, users, set(outputs)),
             overwritten=frozenset(
                 name for name, (out, version) in norm_outputs.items() if out._version > version
@@ -72,6 +86,25 @@ def find_flow(model: nn.Module, inputs: Inputs) -> Flow:
             calls=_count_calls(nodes),
             classifier=_classifier(model, outputs),
         )
+
+
+class _NormHomes:
+    """The module that stands for the normalization that an operation is part of."""
+
+    def __init__(self, model: nn.Module, norm_types: tuple[type[nn.Module], ...]) -> None:
+        modules = dict(model.named_modules(remove_duplicate=False))
+        self._own = {name for name, module in modules.items() if isinstance(module, norm_types)}
+        self._frozen = {name for name, module in modules.items() if is_frozen_batch_norm(module)}
+
+    def of(self, node: Node) -> str | None:
+        """Its name; None if the operation normalizes nothing."""
+        name = node.module
+        while self._own and name:
+            if name in self._own:
+                return name
+            name = name.rpartition(".")[0]
+        normalizes = node.kind is Kind.NORM or node.module in self._frozen
+        return node.module if normalizes and node.kind is not Kind.INPUT else None
 
 
 @contextmanager
@@ -104,7 +137,8 @@ def _ancestors(roots: Iterable[Node]) -> list[Node]:
     seen = set(roots)
     waiting = list(seen)
     while waiting:
-        for parent in waiting.pop().parents:
+        node = waiting.pop()
+        for parent in (*node.parents, *node.sources):
             if parent not in seen:
                 seen.add(parent)
                 waiting.append(parent)
@@ -119,17 +153,21 @@ def _count_calls(nodes: Iterable[Node]) -> Counter[str]:
 def _users(nodes: Iterable[Node]) -> Mapping[Node, list[Node]]:
     users: defaultdict[Node, list[Node]] = defaultdict(list)
     for node in nodes:
-        for parent in node.parents:
+        for parent in (*node.parents, *node.sources):
             users[parent].append(node)
     return users
 
 
 def _block(
-    model: nn.Module, add: ResidualAdd, traced_add: TracedAdd, users: Mapping[Node, list[Node]]
+    model: nn.Module,
+    add: ResidualAdd,
+    traced_add: TracedAdd,
+    site: Site | None,
+    users: Mapping[Node, list[Node]],
 ) -> Block:
     used = [name for n in traced_add.paths.branch if n.kind is Kind.LINEAR for name in n.parameters]
     weights = tuple(name for name in used if model.get_parameter(name).dim() > 1)
-    return Block(add, _tail(traced_add), weights, _returns_sum(traced_add.node, users))
+    return Block(add, _tail(traced_add), site, weights, _returns_sum(traced_add.node, users))
 
 
 def _tail(add: TracedAdd) -> str | None:
@@ -172,7 +210,7 @@ def _feeders(
     return feeders
 
 
-def _on_skip(adds: Iterable[TracedAdd], norms: set[str]) -> tuple[str, ...]:
+def _on_skip(adds: Sequence[TracedAdd], norms: set[str]) -> tuple[str, ...]:
     """Norms of an earlier sum that make a skip operand, and norms on a skip without weights."""
     found: list[str] = []
     for add in adds:
@@ -180,7 +218,8 @@ def _on_skip(adds: Iterable[TracedAdd], norms: set[str]) -> tuple[str, ...]:
             found.append(add.skip.module)
         if not any(node.kind is Kind.LINEAR for node in add.paths.skip):
             found.extend(node.module for node in add.paths.skip if node.module in norms)
-    return tuple(dict.fromkeys(found))
+    within = {node.module for add in adds for node in add.paths.branch}  # Of a block around the add.
+    return tuple(dict.fromkeys(name for name in found if name not in within))
 
 
 def _normalizes_sum(norm: Node) -> bool:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from ..errors import ConfigError, unknown_name
 from ..nets.schemes import SCHEMES, Scheme
+
+ClassifierStart = Literal["small", "he", "zero"]
 
 
 @dataclass(frozen=True)
@@ -21,6 +24,7 @@ class Plan:
     """Whether every convolution gets a bias."""
     dropout: float
     seed: int | None
+    classifier_init: ClassifierStart
 
 
 CONVERSIONS = tuple(scheme.name for scheme in SCHEMES.values() if not scheme.has_norm)
@@ -34,6 +38,7 @@ def make_plan(
     biases: bool | None,
     dropout: float,
     seed: int | None,
+    classifier_init: str = "small",
 ) -> Plan:
     """The plan for these options; the defaults of `alpha` and `biases` are those of the scheme."""
     found = _find_scheme(scheme, keep_function)
@@ -49,9 +54,18 @@ def make_plan(
         raise ConfigError(f"dropout {dropout!r} is not allowed; it must be in [0, 1)")
     if seed is not None and type(seed) is not int:
         raise ConfigError(f"seed {seed!r} is not allowed; it must be a whole number")
+    starts: tuple[ClassifierStart, ...] = get_args(ClassifierStart)
+    begin = next((name for name in starts if name == classifier_init), None)
+    if begin is None:
+        raise ConfigError(
+            f"classifier_init {classifier_init!r} is not allowed; it must be {', '.join(starts)}"
+        )
+    if keep_function or found.fixup or found.merge != "scale":
+        begin = "he"  # Kept, zero by Fixup, or for comparison alone.
     start = 1.0 if keep_function or found.alpha is None else found.alpha
     biased = found.conv_biases != "never" if biases is None else biases
-    return Plan(found, keep_function, start if alpha is None else float(alpha), biased, dropout, seed)
+    first = start if alpha is None else float(alpha)
+    return Plan(found, keep_function, first, biased, dropout, seed, begin)
 
 
 def _find_scheme(name: str, keep_function: bool) -> Scheme:

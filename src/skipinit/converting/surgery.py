@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Collection, Iterable
 from typing import cast
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from ..errors import SkipinitError
-from ..nets.layers import ScalarBias, Weighted, scale_normal
+from ..nets.layers import Weighted, scale_normal
 from .changes import Change
 from .extensions import (
     BiasedInput,
-    ChannelAffine,
-    Copy,
+    BranchScale,
     DividedOutput,
     DroppedInput,
     ScaledOutput,
@@ -24,23 +22,12 @@ from .extensions import (
     scalar,
 )
 from .flow import Block, Flow
-from .folding import as_affine, can_fold, fold
 from .plan import Plan
+from .removal import NormRemoval
+from .selection import Selection
+from .sites import ScaledAdds
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
-
-
-def is_norm(module: nn.Module) -> bool:
-    """Whether the module is one of torch's norms, or a layer that has "norm" in its class name."""
-    custom = not list(module.children()) and "norm" in type(module).__name__.lower()
-    return isinstance(module, NORMS) or custom
-
-
-def unreached_norms(model: nn.Module, reached: Iterable[str]) -> list[str]:
-    """Norms that took no part in the forward pass."""
-    names = set(reached)
-    return [name for name, module in model.named_modules() if isinstance(module, NORMS) and name not in names]
 
 
 def disable_inplace(model: nn.Module) -> None:
@@ -51,27 +38,60 @@ def disable_inplace(model: nn.Module) -> None:
 
 
 class Surgery:
-    """Changes `model` as the plan says. `changes` lists what was done, `left` what was not, and why."""
+    """Changes `model` as the plan says. `changes` lists what was done, `left` what was not, and why.
 
-    def __init__(self, model: nn.Module, flow: Flow, plan: Plan) -> None:
-        self.model, self.flow, self.plan = model, flow, plan
-        self.blocks = [block for block in flow.blocks if not block.add.nested]
+    Each branch gets its scalar at its end: on the module that ends it, or, where that module has other uses
+    or there is none, at the add itself. Blocks named in `at_the_add` get theirs there in any case, and those
+    in `unscaled` get none. With `stand_ins`, removed norms keep buffers where their weights were.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        flow: Flow,
+        plan: Plan,
+        selection: Selection,
+        norm_types: tuple[type[nn.Module], ...],
+        at_the_add: Collection[str] = (),
+        unscaled: Collection[str] = (),
+        stand_ins: bool = False,
+    ) -> None:
+        self.model, self.flow, self.plan, self.selection = model, flow, plan, selection
         self.changes: list[Change] = []
-        # Long skips keep their weight of 1: it is the chain of blocks inside that is hard to train when deep.
-        nested = [block.add.name for block in flow.blocks if block.add.nested]
-        self.left = [f"{name}, a long skip over other residual adds" for name in nested]
+        self.chosen = [block for block in flow.blocks if block.add.module in selection]
+        scaled = plan.scheme.merge == "scale"
+        tails = Counter(block.tail for block in flow.blocks)
+        self.on_tail, self.on_site, self.unscaled = list[Block](), list[Block](), list[Block]()
+        for block in self.chosen:
+            alone = block.tail is not None and flow.calls[block.tail] <= tails[block.tail]
+            if scaled and block.add.name in unscaled:
+                self.unscaled.append(block)
+            elif alone and block.add.name not in at_the_add:
+                self.on_tail.append(block)
+            elif block.site is not None and not isinstance(self._adder(block), nn.Sequential):
+                self.on_site.append(block)
+            elif scaled:
+                self.unscaled.append(block)
+        self.blocks = [block for block in self.chosen if block not in self.unscaled]
+        names = [block.add.name for block in self.unscaled]
+        self.removal = NormRemoval(model, flow, plan, selection, norm_types, names, stand_ins)
+
+    @property
+    def left(self) -> dict[str, str]:
+        """Branches without a scalar and norms that stayed, each with the reason."""
+        reason = "its branch cannot be scaled from outside; let a module of its own end it, used nowhere else"
+        return {block.add.name: reason for block in self.unscaled} | self.removal.left
+
+    def _adder(self, block: Block) -> nn.Module:
+        return self.model.get_submodule(block.add.module)
 
     def run(self) -> None:
         """All steps, in order."""
         scheme = self.plan.scheme
-        if scheme.merge == "scale":
-            self._check_tails()
-        elif scheme.merge == "divide-sqrt2":
+        if scheme.merge == "divide-sqrt2":
             self._check_sums()
-        removal = _NormRemoval(self.model, self.flow, self.plan)
-        removal.run()
-        self.changes += removal.changes
-        self.left += removal.left
+        self.removal.run()
+        self.changes += self.removal.changes
         if not self.plan.keep_function:
             if self.plan.biases:
                 self._add_biases()
@@ -92,7 +112,7 @@ class Surgery:
         count = 0
         for name, layer in self.model.named_modules():
             wanted = isinstance(layer, CONVOLUTIONS) or (isinstance(layer, nn.Linear) and name in fed)
-            if wanted and layer._parameters["bias"] is None:
+            if wanted and name in self.selection and layer._parameters["bias"] is None:
                 weight = layer.get_parameter("weight")
                 layer.register_parameter("bias", nn.Parameter(weight.new_zeros(len(weight))))
                 count += 1
@@ -100,39 +120,52 @@ class Surgery:
             self._log(None, "", f"a bias in {count} layers that had none")
 
     def _initialize(self) -> None:
-        _he_initialize(self.model, self.plan.seed)
+        _he_initialize(self.model, self.selection, self.plan.seed)
+        remaining = dict(self.model.named_parameters())
         with torch.no_grad():
             for block in self.blocks:
-                if block.add.scale is not None:  # The new scalar takes over its role.
-                    self.model.get_parameter(block.add.scale).fill_(1.0)
+                scale = block.add.scale  # The new scalar takes over its role; a norm's scale went with it.
+                if scale is not None and scale in remaining:
+                    remaining[scale].fill_(1.0)
         if self.plan.scheme.fixup:
             _fixup_initialize(self.model, self.blocks, self.flow.classifier)
 
-    def _check_tails(self) -> None:
-        tails = Counter(block.tail for block in self.blocks)
-        for block in self.blocks:
-            name = block.add.name
-            if block.tail is None:
-                raise SkipinitError(
-                    f"{name}: its branch ends in a function, and the scalar needs a module there; use one, "
-                    "such as nn.ReLU() for F.relu, or send the branch through an nn.Identity() last"
-                )
-            if self.flow.calls[block.tail] > tails[block.tail]:
-                raise SkipinitError(
-                    f"{name}: {block.tail} ends its branch and is used elsewhere too; give each place its own"
-                )
-
     def _scale_branches(self) -> None:
-        biased = {block.tail: block.add.activation is not None for block in self.blocks}
-        named = {block.tail: block.add.name for block in reversed(self.blocks)}
-        for tail, with_bias in biased.items():
-            assert tail is not None
-            layer = self.model.get_submodule(tail)
-            merge_bias = scalar(0.0, layer, self.model) if with_bias else None
-            alpha = scalar(self.plan.alpha, layer, self.model)
-            extend(layer, ScaledOutput, branch_alpha=alpha, merge_bias=merge_bias)
-            bias = ", scalar bias before the activation" if with_bias else ""
-            self._log(named[tail], tail, f"branch scalar, {self.plan.alpha:g}{bias}")
+        for block in self.on_tail:
+            assert block.tail is not None
+            layer = self.model.get_submodule(block.tail)
+            if not isinstance(layer, ScaledOutput):  # A block that runs again has one scalar.
+                alpha, bias = self._scalars(block, layer)
+                extend(layer, ScaledOutput, branch_alpha=alpha, merge_bias=bias)
+                self._log_scalar(block, block.tail, bias)
+        scales: dict[str, dict[object, int]] = {}
+        for block in self.on_site:
+            assert block.site is not None
+            adder = self._adder(block)
+            if not isinstance(adder, ScaledAdds):
+                extend(adder, ScaledAdds, branch_sites={})
+                adder.branch_scales = nn.ModuleList()
+            assert isinstance(adder, ScaledAdds)
+            numbers = scales.setdefault(block.add.module, {})
+            layers = block.site.path, block.add.parameters
+            if layers not in numbers:  # A block that runs again has one scalar.
+                alpha, bias = self._scalars(block, adder)
+                numbers[layers] = len(adder.branch_scales)
+                adder.branch_scales.append(BranchScale(alpha, bias))
+                name = f"{block.add.module}.branch_scales.{numbers[layers]}".lstrip(".")
+                self._log_scalar(block, name, bias)
+            hits = adder.branch_sites.setdefault(block.site.path, {})
+            hits[block.site.hit] = numbers[layers], block.site
+
+    def _scalars(self, block: Block, layer: nn.Module) -> tuple[nn.Parameter, nn.Parameter | None]:
+        """The branch's scalar and, where an activation follows the add, the bias before it."""
+        biased = block.add.activation is not None and block.add.operation in ("add", "sum")
+        bias = scalar(0.0, layer, self.model) if biased else None
+        return scalar(self.plan.alpha, layer, self.model), bias
+
+    def _log_scalar(self, block: Block, module: str, bias: nn.Parameter | None) -> None:
+        words = "" if bias is None else ", scalar bias before the activation"
+        self._log(block.add.name, module, f"branch scalar, {self.plan.alpha:g}{words}")
 
     def _check_sums(self) -> None:
         adds = Counter(block.add.module for block in self.flow.blocks)
@@ -155,7 +188,9 @@ class Surgery:
         layers = [
             layer
             for name, layer in self.model.named_modules()
-            if isinstance(layer, (*CONVOLUTIONS, nn.Linear)) and self.flow.calls.get(name)
+            if isinstance(layer, (*CONVOLUTIONS, nn.Linear))
+            and self.flow.calls.get(name)
+            and name in self.selection
         ]
         for layer in layers:
             extend(layer, BiasedInput, input_bias=scalar(0.0, layer))
@@ -183,88 +218,17 @@ class Surgery:
         self.changes.append(Change(block, module, removed="", added=added))
 
 
-class _NormRemoval:
-    def __init__(self, model: nn.Module, flow: Flow, plan: Plan) -> None:
-        self.model, self.flow, self.plan = model, flow, plan
-        self.changes: list[Change] = []
-        self.left: list[str] = []
-        adds = [block.add for block in flow.blocks if not block.add.nested]
-        self.blocks = {
-            norm: add.name for add in adds for norm in (*add.branch_norms, *add.skip_norms, *add.shared_norms)
-        }
-        self.uses = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
-        self.adding = {add.module for add in adds}
-        self.at_an_end = {block.tail for block in flow.blocks} | {n for add in adds for n in add.skip_norms}
+def _he_initialize(model: nn.Module, selection: Selection, seed: int | None) -> None:
+    """Variance 2 / fan-in for every convolution and dense layer, biases 0 (section 2.3).
 
-    def run(self) -> None:
-        replacements: dict[nn.Module, nn.Module] = {}
-        for name in self.flow.norms:
-            norm = self.model.get_submodule(name)
-            if self.stays(name, norm):
-                continue
-            layer, added = self.keep(name, norm) if self.plan.keep_function else self.drop(name, norm)
-            replacements[norm] = _with_children(norm, layer)
-            self.changes.append(Change(self.blocks.get(name), name, type(norm).__name__, added))
-        for parent in list(self.model.modules()):
-            for name, child in list(parent._modules.items()):
-                if child in replacements:  # Under every name it has.
-                    setattr(parent, name, replacements[child])
-
-    def stays(self, name: str, norm: nn.Module) -> bool:
-        kind = type(norm).__name__
-        if self.plan.keep_function:
-            if not isinstance(norm, _BatchNorm):
-                self.left.append(f"{name}, {kind} is no batch norm")
-            return not isinstance(norm, _BatchNorm)
-        if is_norm(norm):
-            return False
-        if name in self.blocks or name in self.adding:
-            raise SkipinitError(
-                f"{name or kind} normalizes inside its own forward; only norms that are modules can be taken "
-                "out: make it one, such as nn.LayerNorm"
-            )
-        self.left.append(f"{name or kind}, it normalizes inside its own forward")
-        return True
-
-    def keep(self, name: str, norm: nn.Module) -> tuple[nn.Module, str]:
-        """A layer that computes what the norm computes in evaluation mode."""
-        assert isinstance(norm, _BatchNorm)
-        affine = as_affine(norm, name)
-        feeder = self.flow.feeders.get(name)
-        if feeder is not None and self.flow.calls[feeder] == 1:
-            layer = self.model.get_submodule(feeder)
-            if can_fold(layer, affine) and self.uses[id(layer.weight)] == 1:
-                fold(layer, affine)
-                return nn.Identity(), f"folded into {feeder}"
-        like = norm.running_var if norm.weight is None else norm.weight
-        return ChannelAffine(affine.scale.to(like), affine.shift.to(like)), "scale and shift"
-
-    def drop(self, name: str, norm: nn.Module) -> tuple[nn.Module, str]:
-        """The identity, or with Fixup the scalar bias before the activation that follows."""
-        if self.plan.scheme.fixup and name not in self.at_an_end:
-            bias = ScalarBias()
-            bias.bias = scalar(0.0, norm)
-            return bias, "scalar bias"
-        if name in self.flow.overwritten and name not in self.flow.feeders:
-            return Copy(), "a copy, since what follows writes in place"
-        return nn.Identity(), ""
-
-
-def _with_children(norm: nn.Module, layer: nn.Module) -> nn.Module:
-    """Some norms contain an activation or dropout, as timm's BatchNormAct2d does: those stay."""
-    children = dict(norm.named_children())
-    if not children:
-        return layer
-    head = {} if isinstance(layer, nn.Identity) else {"affine": layer}
-    return nn.Sequential(OrderedDict(head | children))
-
-
-def _he_initialize(model: nn.Module, seed: int | None) -> None:
-    """Variance 2 / fan-in for every convolution and dense layer, biases 0 (section 2.3)."""
+    A dense layer that shares its weight with an embedding keeps it: the embedding is no layer of this kind.
+    """
+    tied = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     device = next((parameter.device for parameter in model.parameters()), None)
     generator = None if seed is None else torch.Generator(device).manual_seed(seed)
-    for module in model.modules():
-        if isinstance(module, (*CONVOLUTIONS, nn.Linear)):
+    for name, module in model.named_modules():
+        weighted = isinstance(module, (*CONVOLUTIONS, nn.Linear)) and id(module.weight) not in tied
+        if weighted and name in selection:
             scale_normal(cast(Weighted, module), 2.0, generator)
 
 

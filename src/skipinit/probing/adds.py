@@ -2,28 +2,36 @@
 
 For an addition `a + b`, take the operations that only `a` went through and those that only `b` went through
 since their paths split. In a residual add one of the two, the skip, went through almost nothing; the other,
-the branch, went through layers:
+the branch, went through layers. What counts is depth: the most linear maps on any way from the split.
 
-- The skip is the identity: the branch has a layer, i.e. a learned linear map or a normalization.
-- The skip has no weights (pooling, padding, a norm, a gate): the branch has a learned linear map.
-- The skip has one linear map (a projection): the branch has more, and a norm or an activation, and neither
-  path has another residual add. So a projection skips one block, as in ResNets. Feature pyramids, low-rank
-  adapters, recurrences and sums of parallel towers are not residual.
+- The skip is the identity, or a multiple of it: the branch has a layer, i.e. a linear map or a norm.
+- The skip has depth 0 (pooling, padding, a norm, a gate): the branch has a learned linear map.
+- The skip is a projection, one linear map or several without an activation: the branch is deeper, has a norm
+  or an activation, and neither path has another residual add. So a projection skips one block, as in ResNets.
+  Feature pyramids, low-rank adapters, recurrences and sums of parallel towers are not residual.
 
-Long skips over other residual adds count if the skip has no weights. In `x + f(x) + g(x)`, written in one
-forward, both additions count: the partial sum continues the stream of x.
+Through a residual add the stream goes on along its skip. Operands whose streams have no common origin, such
+as a position embedding that is added in every layer, are not residual. In `x + f(x) + g(x)`, written in one
+forward, both additions count: the partial sum stands for its skip, x.
+
+On the branch lie the operations between the skip's own origin and the add. What enters from the side, such as
+an encoder's output, is not part of it, and the branch of a block inside belongs to that block.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from .operations import Kind, Node
+
+BRANCH_SCALAR = "branch_alpha"
+"""The name of the learned scalar that a conversion puts at the end of a branch."""
+_CARRIED = (Kind.SCALE, Kind.PASS, Kind.SHIFT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +43,7 @@ class Paths:
     skip: tuple[Node, ...]
     """The operations that only the skip went through."""
     branch: tuple[Node, ...]
+    """The operations between the skip's origin and the add."""
     shared: tuple[Node, ...] = ()
     """Norms and activations right before the paths split, where the skip is a projection."""
 
@@ -44,29 +53,40 @@ def classify(a: Node, b: Node, call: int) -> Paths | str:
     if a is b:
         return "both operands are one tensor"
     only_a, only_b, fork = split_paths(a, b)
-    if fork is None:
+    if fork is None or not _share_stream(a, b, (*only_a, *only_b)):
         return "the operands have no common origin"
-    if not only_a or (only_b and _continues_stream(a, b, call)):
-        return _classify_identity(0, only_a, only_b)
-    if not only_b or _continues_stream(b, a, call):
-        return _classify_identity(1, only_b, only_a)
-    weights_a, weights_b = _count(only_a, Kind.LINEAR), _count(only_b, Kind.LINEAR)
-    if weights_a == weights_b:
+    if not only_a or not only_b:
+        return _classify_identity(0 if not only_a else 1, [], only_b or only_a, (a, b))
+    for operand, (total, other) in enumerate(((a, b), (b, a))):
+        if total.stream is not None and total.call == call:
+            found = classify(total.stream, other, call)
+            if isinstance(found, Paths) and found.skip_operand == 0:
+                return replace(found, skip_operand=operand, skip=tuple((only_a, only_b)[operand]))
+    depth_a, depth_b = _depth(only_a, a), _depth(only_b, b)
+    for operand, (skip, branch) in enumerate(((only_a, only_b), (only_b, only_a))):
+        if depth_a == depth_b == 0 and all(node.kind in _CARRIED for node in skip):
+            return _classify_identity(operand, skip, branch, (a, b))
+    if depth_a == depth_b:
         return "both operands went through as many layers: neither is a skip"
-    if weights_a < weights_b:
-        return _classify_projection(0, only_a, only_b, fork)
-    return _classify_projection(1, only_b, only_a, fork)
+    if depth_a < depth_b:
+        return _classify_projection(0, only_a, only_b, (a, b), fork)
+    return _classify_projection(1, only_b, only_a, (a, b), fork)
 
 
-def _classify_identity(operand: int, skip: list[Node], branch: list[Node]) -> Paths | str:
-    if not _count(branch, Kind.LINEAR, Kind.NORM):
+def _classify_identity(
+    operand: int, skip: list[Node], branch: list[Node], operands: tuple[Node, Node]
+) -> Paths | str:
+    scaled = any(name.endswith(BRANCH_SCALAR) for node in branch for name in node.parameters)
+    if not scaled and not _count(branch, Kind.LINEAR, Kind.NORM):
         return "no layer lies on either operand's path"
-    return Paths(operand, tuple(skip), tuple(branch))
+    return Paths(operand, tuple(skip), _between(skip, branch, operands[operand], operands[1 - operand]))
 
 
-def _classify_projection(operand: int, skip: list[Node], branch: list[Node], fork: Node) -> Paths | str:
+def _classify_projection(
+    operand: int, skip: list[Node], branch: list[Node], operands: tuple[Node, Node], fork: Node
+) -> Paths | str:
     if weights := _count(skip, Kind.LINEAR):
-        if weights > 1:
+        if weights > 1 and _count(skip, Kind.ACTIVATION):
             return "both operands went through several layers"
         if _count([*skip, *branch], Kind.RESIDUAL):
             return "features of different depths, each with weights of its own"
@@ -74,7 +94,8 @@ def _classify_projection(operand: int, skip: list[Node], branch: list[Node], for
             return "two linear maps of one tensor"
         if _parameters(skip) & _parameters(branch):
             return "one layer applied to both operands, as in a recurrence"
-    return Paths(operand, tuple(skip), tuple(branch), tuple(_preactivation(fork)))
+    between = _between(skip, branch, operands[operand], operands[1 - operand])
+    return Paths(operand, tuple(skip), between, tuple(_preactivation(fork)))
 
 
 def split_paths(a: Node, b: Node) -> tuple[list[Node], list[Node], Node | None]:
@@ -83,6 +104,7 @@ def split_paths(a: Node, b: Node) -> tuple[list[Node], list[Node], Node | None]:
     Walks back in time from both at once and stops when no node is left that only one descends from. The cost
     depends on the size of the block, not of the network.
     """
+    learned = not (a.from_data and b.from_data)
     reach = {a: 1, b: 2}
     frontier = [(-node.order, node) for node in reach]
     heapq.heapify(frontier)
@@ -97,7 +119,7 @@ def split_paths(a: Node, b: Node) -> tuple[list[Node], list[Node], Node | None]:
         else:
             one_sided -= 1
             only[sides].append(node)
-        for parent in node.parents:
+        for parent in _origins(node, learned):
             before = reach.get(parent, 0)
             after = reach[parent] = before | sides
             one_sided += (after in (1, 2)) - (before in (1, 2))
@@ -108,23 +130,65 @@ def split_paths(a: Node, b: Node) -> tuple[list[Node], list[Node], Node | None]:
     return only[1][::-1], only[2][::-1], fork
 
 
-def _continues_stream(sum_: Node, branch: Node, call: int) -> bool:
-    """Whether `sum_` is x + f(x) of this very call, and `branch` was computed from that x."""
-    origin = sum_
-    while origin.stream is not None and origin.call == call:
-        origin = origin.stream
-    return origin is not sum_ and origin is not branch and not split_paths(origin, branch)[0]
+def _origins(node: Node, learned: bool) -> tuple[Node, ...]:
+    """What an operation worked on, learned tensors too where an operand of the add is one."""
+    return node.parents + node.sources if learned else node.parents
+
+
+def _share_stream(a: Node, b: Node, own: Collection[Node]) -> bool:
+    """Whether the streams of both meet, given that the operands have a common ancestor at all."""
+    if not any(node.stream is not None for node in own):
+        return True
+    learned = not (a.from_data and b.from_data)
+    reach = {a: 1, b: 2}
+    frontier = [(-node.order, node) for node in reach]
+    heapq.heapify(frontier)
+    while frontier:
+        node = heapq.heappop(frontier)[1]
+        if reach[node] == 3:
+            return True
+        for parent in (node.stream,) if node.stream is not None else _origins(node, learned):
+            if parent not in reach:
+                heapq.heappush(frontier, (-parent.order, parent))
+            reach[parent] = reach.get(parent, 0) | reach[node]
+    return False
+
+
+def _between(skip: list[Node], branch: list[Node], origin: Node, end: Node) -> tuple[Node, ...]:
+    """The operations of `branch` that lead from where the skip comes from to `end`."""
+    learned = not (origin.from_data and end.from_data)
+    own = set(skip)
+    descending = {p for node in skip for p in _origins(node, learned) if p not in own} or {origin}
+    for node in branch:
+        if any(parent in descending for parent in _origins(node, learned)):
+            descending.add(node)
+    on_path, candidates, waiting = set[Node](), descending.intersection(branch), [end]
+    while waiting:
+        node = waiting.pop()
+        if node in candidates and node not in on_path:
+            on_path.add(node)
+            waiting += (node.stream,) if node.stream is not None else _origins(node, learned)
+    return tuple(node for node in branch if node in on_path)
+
+
+def _depth(path: list[Node], end: Node) -> int:
+    """The most linear maps on any way along the path."""
+    depths: dict[Node, int] = {}
+    for node in path:
+        before = max((depths.get(parent, 0) for parent in node.parents), default=0)
+        depths[node] = before + (node.kind is Kind.LINEAR)
+    return depths[end]
 
 
 def _preactivation(fork: Node) -> list[Node]:
     path, node = [], fork
-    while node.kind in (Kind.NORM, Kind.ACTIVATION, Kind.PASS) and len(node.parents) == 1:
+    while node.kind in (Kind.NORM, Kind.ACTIVATION, Kind.PASS, Kind.SHIFT) and len(node.parents) == 1:
         path.append(node)
         node = node.parents[0]
     return path[::-1]
 
 
-def _parameters(path: list[Node]) -> set[str]:
+def _parameters(path: Iterable[Node]) -> set[str]:
     return {name for node in path for name in node.parameters}
 
 
@@ -148,10 +212,15 @@ class TracedAdd:
     output_statistics: int | None = None
     gradient_norm: Tensor | None = None
 
+    @property
+    def layers(self) -> tuple[str, frozenset[str]]:
+        """The module that adds and the parameters on the branch: the same for a block that runs again."""
+        return self.node.module, frozenset(_parameters(self.paths.branch))
+
     def scalings(self) -> list[Node]:
         """The multiplications at the end of the branch, last first; copies, dropout and biases between."""
         found, node = [], self.branch
-        while node.kind in (Kind.SCALE, Kind.PASS) and len(node.parents) == 1:
+        while node.kind in _CARRIED and len(node.parents) == 1:
             if node.kind is Kind.SCALE:
                 found.append(node)
             node = node.parents[0]
@@ -172,7 +241,7 @@ class ResidualAdd:
     module: str
     """The module whose forward performs the add."""
     operation: str
-    """"add", "sub" or "addcmul"."""
+    """"add", "sub", "addcmul", "lerp", "index_add", or "sum" of two stacked tensors."""
     shape: tuple[int, ...]
     skip_operand: int
     """0 if the skip is the left operand, 1 if it is the right one."""
@@ -188,7 +257,7 @@ class ResidualAdd:
     skip_modules: tuple[str, ...]
     """The modules that only the skip went through, in order, without modules that only contain others."""
     branch_modules: tuple[str, ...]
-    """The modules that only the branch went through."""
+    """The modules on the branch, without those of blocks inside it."""
     skip_norms: tuple[str, ...]
     branch_norms: tuple[str, ...]
     shared_norms: tuple[str, ...]
@@ -200,7 +269,18 @@ class ResidualAdd:
     activation: str | None
     """The module that runs the activation directly after the add, if nothing else uses the sum."""
     nested: bool
-    """Whether the branch holds other residual adds: a long skip."""
+    """Whether the branch holds other residual adds: a block around blocks, or a long skip."""
+    doubt: str | None = None
+    """Where the structure allows two readings: both of them."""
+
+
+def is_recurrent(adds: Sequence[TracedAdd]) -> list[bool]:
+    """Which of the adds join the gates of a recurrent cell: the skip is gated, and the cell runs again."""
+    runs = Counter(add.layers for add in adds)
+    gated = [any(node.kind is Kind.OTHER for node in add.paths.skip) for add in adds]
+    return [
+        gate and bool(add.layers[1]) and runs[add.layers] > 1 for gate, add in zip(gated, adds, strict=True)
+    ]
 
 
 def describe_adds(adds: Sequence[TracedAdd], model: str) -> list[ResidualAdd]:
@@ -211,10 +291,25 @@ def describe_adds(adds: Sequence[TracedAdd], model: str) -> list[ResidualAdd]:
         label = add.node.module or model
         uses[label] += 1
         names[add.node] = label if uses[label] == 1 else f"{label}#{uses[label]}"
-    return [_describe(add, depth, names) for depth, add in enumerate(adds, start=1)]
+    doubts = _doubts(adds)
+    return [_describe(add, depth, names, doubts.get(add.node)) for depth, add in enumerate(adds, start=1)]
 
 
-def _describe(add: TracedAdd, depth: int, names: dict[Node, str]) -> ResidualAdd:
+def _doubts(adds: Sequence[TracedAdd]) -> dict[Node, str]:
+    """Where the graph of a pass allows two readings."""
+    runs = Counter(add.layers for add in adds if add.layers[1])
+    inside = {node for add in adds for node in add.paths.branch}
+    doubts: dict[Node, str] = {}
+    for add in adds:
+        learned = any(node.kind is Kind.SCALE and node.parameters for node in add.paths.skip)
+        if runs[add.layers] > 1:
+            doubts[add.node] = "blocks that share their weights, or the steps of a recurrence"
+        elif learned and add.node in inside:
+            doubts[add.node] = "a block inside a block, or one layer, such as a state space with its D"
+    return doubts
+
+
+def _describe(add: TracedAdd, depth: int, names: dict[Node, str], doubt: str | None) -> ResidualAdd:
     node, paths = add.node, add.paths
     learned = [parameter for scaling in add.scalings() for parameter in scaling.parameters]
     stream, constant = _stream(add.skip)
@@ -241,6 +336,7 @@ def _describe(add: TracedAdd, depth: int, names: dict[Node, str]) -> ResidualAdd
         scale=learned[0] if learned else None,
         activation=after_module if after is Kind.ACTIVATION and not others else None,
         nested=any(n.kind is Kind.RESIDUAL for n in paths.branch),
+        doubt=doubt,
     )
 
 

@@ -7,6 +7,7 @@ import dataclasses
 import io
 import json
 import math
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -124,10 +125,38 @@ class ProbeReport:
         """What the rows say about the network."""
         return _judge(self)
 
-    def table(self) -> str:
-        """The rows as aligned text, without columns that are empty throughout."""
-        every = [(title, *(_cell(getattr(row, name)) for row in self.rows)) for title, name in _COLUMNS]
-        return align([column for column in every if any(column[1:])], numbers=True)
+    def table(self, every: bool = False) -> str:
+        """The rows as aligned text of at most 80 columns; with `every`, all rows and all columns.
+
+        Of a stage of a long network, the first, the least balanced and the last block are shown. Columns that
+        are empty throughout are left out.
+        """
+        shown = range(len(self.rows)) if every else self._shown()
+        rows = [self.rows[i] for i in shown]
+        columns = [
+            [title, *(_cell(getattr(row, name)) for row in rows)]
+            for title, name in _COLUMNS
+            if any(_cell(getattr(row, name)) for row in rows)
+        ]
+        if not every:
+            _narrow(columns)
+        text = align(columns, numbers=True)
+        hidden = len(self.rows) - len(rows)
+        return f"{text}\n({hidden} more blocks)" if hidden else text
+
+    def _shown(self) -> list[int]:
+        if len(self.rows) <= _MANY_ROWS:
+            return list(range(len(self.rows)))
+        chosen = set[int]()
+        for stage in stages(self.adds):
+            chosen |= {stage[0], stage[-1], max(stage, key=lambda i: abs(self.rows[i].branch_share - 0.5))}
+        ordered = sorted(chosen)
+        # A network of very many stages is cut in its middle.
+        return (
+            ordered
+            if len(ordered) <= _MANY_ROWS
+            else ordered[: _MANY_ROWS // 2] + ordered[-_MANY_ROWS // 2 :]
+        )
 
     def to_json(self) -> str:
         """Rows and verdict as one JSON object."""
@@ -152,8 +181,13 @@ class ProbeReport:
 
         plot_report(self, Path(path))
 
+    def to_text(self, every: bool = False) -> str:
+        """Table and verdict, in lines of 80 characters; with `every`, the whole table."""
+        verdict = wrap(str(self.verdict))
+        return f"{self.table(every)}\n\n{verdict}" if self.rows else verdict
+
     def __str__(self) -> str:
-        return f"{self.table()}\n\n{self.verdict}" if self.rows else str(self.verdict)
+        return self.to_text()
 
     def check(
         self,
@@ -179,20 +213,32 @@ class ProbeReport:
         return report_html(self)
 
 
+WIDTH = 80
+"""Columns of a terminal."""
+_MANY_ROWS = 24
+_OPTIONAL = (
+    "within channels",
+    "of channel means",
+    "moving mean²",
+    "moving var",
+    "output var",
+    "before scalar",
+)
+"""The columns that give way first where all do not fit."""
 _COLUMNS = (
     ("block", "name"),
     ("l", "depth"),
     ("skip var", "skip_variance"),
     ("branch var", "branch_variance"),
     ("before scalar", "branch_variance_before_scalar"),
-    ("branch share", "branch_share"),
+    ("share", "branch_share"),
     ("output var", "output_variance"),
     ("within channels", "channel_variance"),
     ("of channel means", "channel_mean_variance"),
     ("moving var", "moving_variance"),
     ("moving mean²", "squared_moving_mean"),
     ("gradient", "gradient_norm"),
-    ("param gradient", "parameter_gradient_norm"),
+    ("param grad", "parameter_gradient_norm"),
 )
 
 
@@ -200,6 +246,31 @@ def _cell(value: str | float | None) -> str:
     if value is None:
         return ""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def wrap(text: str) -> str:
+    """The text with lines of at most 80 characters."""
+    return "\n".join(textwrap.fill(line, WIDTH, break_long_words=False) for line in text.splitlines())
+
+
+def shorten(name: str, length: int) -> str:
+    """The end of a long name, which tells blocks apart."""
+    return name if len(name) <= length else f"…{name[1 - length :]}"
+
+
+def _narrow(columns: list[list[str]]) -> None:
+    """Drop optional columns, then shorten the blocks' names, until the table fits."""
+
+    def width() -> int:
+        return sum(max(map(len, column)) + 2 for column in columns) - 2
+
+    for title in _OPTIONAL:
+        if width() > WIDTH:
+            columns[:] = [column for column in columns if column[0] != title]
+    excess = width() - WIDTH
+    if excess > 0:
+        length = max(12, max(map(len, columns[0])) - excess)
+        columns[0] = [shorten(name, length) for name in columns[0]]
 
 
 def align(columns: Sequence[Sequence[str]], numbers: bool = False) -> str:
@@ -229,9 +300,11 @@ def _judge(report: ProbeReport) -> Verdict:
     # Variance simply adds up only where no projection lies between the blocks.
     longest = max(stages(report.adds), key=len)
     growth = fit_growth([rows[i].skip_variance for i in longest])
+    doubtful = [add.name for add in report.adds if add.doubt]
     sentences = [
         _say_bias(share),
-        f"Least balanced: {worst.name}, whose branch gives {worst.branch_share:.2%} of the output variance.",
+        *([_say_worst(worst)] if any(row.branch_share != worst.branch_share for row in rows) else []),
+        *([_say_doubt(report.adds, doubtful)] if doubtful else []),
         _say_growth(growth),
         _say_theory(predict(report), rows),
         _advise(report, growth, share),
@@ -294,6 +367,18 @@ def _say_bias(share: float) -> str:
     )
 
 
+def _say_worst(worst: ProbeRow) -> str:
+    return (
+        f"Least balanced: {worst.name}, whose branch gives {worst.branch_share:.2%} of the output variance."
+    )
+
+
+def _say_doubt(adds: Sequence[ResidualAdd], doubtful: Sequence[str]) -> str:
+    readings = dict.fromkeys(add.doubt for add in adds if add.doubt)
+    blocks = "block" if len(doubtful) == 1 else "blocks"
+    return f"Doubtful: {len(doubtful)} {blocks}, the first {doubtful[0]}: {'; '.join(map(str, readings))}."
+
+
 def _say_growth(growth: Growth) -> str:
     where = f"over {growth.blocks} blocks in a row"
     match growth.law:
@@ -318,6 +403,11 @@ def _say_theory(prediction: Prediction | None, rows: Sequence[ProbeRow]) -> str:
 
 def _advise(report: ProbeReport, growth: Growth, share: float) -> str:
     exploding = growth.law == "exponential" and (growth.rate or 0) >= EXPLODING_FROM
+    if exploding and share == 0:
+        return (
+            "Advice: the branches contribute nothing yet, so the variance changes on the skip path: look at "
+            "the layers and scales there."
+        )
     if exploding or report.first_nonfinite:
         blocks = report.num_blocks
         return (

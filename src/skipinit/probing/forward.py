@@ -5,14 +5,15 @@
 
 from __future__ import annotations
 
+import inspect
 import random
 import sys
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -22,21 +23,26 @@ from torch.overrides import TorchFunctionMode
 
 from ..errors import ConfigError, SkipinitError
 from .adds import TracedAdd
+from .operations import tensors_in
 from .trace import Tracer
 
 Inputs = Tensor | torch.Size | tuple[Any, ...] | list[Any] | Mapping[str, Any]
-"""What to call a model with: a tensor, a tuple or list of arguments, a mapping of keyword arguments, or the
-shape of a tensor as `torch.Size`. A shape stands for standard Gaussian values."""
+"""What to call a model with: a tensor, a tuple or list of arguments or a batch of a data loader, a mapping of
+keyword arguments, or the shape of a tensor. A shape stands for standard Gaussian values."""
+Mode = Literal["training", "whole", "evaluation"]
+"""How a model runs under a trace: as in training; the same, with no layer dropped as a whole; as in use."""
 
 
 def example_inputs(model: nn.Module, inputs: Inputs) -> Inputs:
     """`inputs`, with a shape replaced by Gaussian values of the parameters' dtype and device."""
-    if not isinstance(inputs, torch.Size):
+    numbers = isinstance(inputs, (tuple, list)) and all(type(size) is int for size in inputs)
+    if not isinstance(inputs, torch.Size) and not (numbers and inputs):
         return inputs
-    if not inputs or min(inputs) < 1:
-        raise ConfigError(f"inputs {tuple(inputs)} is not the shape of a batch; its sizes must be 1 or more")
+    sizes = [int(size) for size in inputs]
+    if not sizes or min(sizes) < 1:
+        raise ConfigError(f"inputs {tuple(sizes)} is not the shape of a batch; its sizes must be 1 or more")
     like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(()))
-    values: Tensor = torch.randn(inputs, generator=torch.Generator().manual_seed(0)).to(like)
+    values: Tensor = torch.randn(sizes, generator=torch.Generator().manual_seed(0)).to(like)
     return values
 
 
@@ -45,41 +51,74 @@ def arguments_of(model: nn.Module, inputs: Inputs) -> tuple[tuple[Any, ...], dic
     inputs = example_inputs(model, inputs)
     if isinstance(inputs, Mapping):
         return (), {name: _copy(value) for name, value in inputs.items()}
-    values = inputs if isinstance(inputs, (tuple, list)) else (inputs,)
-    return tuple(_copy(value) for value in values), {}
+    return tuple(_copy(value) for value in _positional(model, inputs)), {}
+
+
+def _positional(model: nn.Module, inputs: Any) -> Sequence[Any]:
+    """A tuple or list is the arguments. If forward cannot take so many, it is a data loader's batch, whose
+    first entry is the input; if forward says that it takes a list, a list is that."""
+    if not isinstance(inputs, (tuple, list)):
+        return (inputs,)
+    try:
+        signature = inspect.signature(model.forward)
+    except (TypeError, ValueError):
+        return inputs
+    first = next(iter(signature.parameters.values()), None)
+    wanted = "" if first is None else str(first.annotation)
+    if isinstance(inputs, list) and "list[" in wanted.lower() and all(isinstance(i, Tensor) for i in inputs):
+        return (inputs,)
+    try:
+        signature.bind(*inputs)
+    except TypeError:
+        return inputs[:1]
+    return inputs
 
 
 def _copy(value: Any) -> Any:
-    return value.detach().clone() if isinstance(value, Tensor) else value
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if type(value) in (list, tuple):
+        return type(value)(_copy(item) for item in value)
+    if type(value) is dict:
+        return {name: _copy(item) for name, item in value.items()}
+    return value
 
 
 @contextmanager
 def traced(
-    model: nn.Module, inputs: Inputs, measure: bool, gradients: bool = False
+    model: nn.Module,
+    inputs: Inputs,
+    measure: bool,
+    mode: Mode,
+    gradients: bool = False,
+    around: Callable[[Tracer], AbstractContextManager[Any]] | None = None,
 ) -> Iterator[tuple[Tracer, Any]]:
-    """Run the model once, in training mode; yields the trace and the model's output.
+    """Run the model once, in the context `around`; yields the trace and the model's output.
 
     When the body ends, the model is as it was. With `gradients`, autograd is on, and the residual adds get
     their gradient norms when the body goes backward.
     """
     check_model(model)
     args, kwargs = arguments_of(model, inputs)
-    tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+    tensors = list(tensors_in((*args, *kwargs.values())))
     if not tensors:
         raise _no_tensor(inputs)
     for tensor in tensors:
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
             raise ConfigError(f"the input {_describe(tensor)} holds NaN or infinity before the model saw it")
     tracer = Tracer(model, tensors, measure)
-    with preserve_state(model), torch.set_grad_enabled(gradients):
+    if around is None:
+        around = GradientHooks if gradients else nullcontext
+    with preserve_state(model, mode), torch.set_grad_enabled(gradients):
         try:
-            with tracer, GradientHooks(tracer) if gradients else nullcontext():
+            with tracer, around(tracer):
                 output = model(*args, **kwargs)
         except SkipinitError:
             raise
         except Exception as error:
             given, reason = ", ".join(map(_describe, tensors)), one_line(error)
             raise ConfigError(f"{type(model).__name__} cannot take the inputs {given}: {reason}") from error
+        tracer.drop_recurrent()
         yield tracer, output
 
 
@@ -100,12 +139,9 @@ def one_line(error: Exception) -> str:
 
 
 def _no_tensor(inputs: Any) -> ConfigError:
-    if isinstance(inputs, (tuple, list)) and inputs and all(type(size) is int for size in inputs):
-        sizes = ", ".join(map(str, inputs))
-        return ConfigError(f"inputs ({sizes}) holds no tensor; write a shape as torch.Size([{sizes}])")
     return ConfigError(
         f"inputs is a {type(inputs).__name__} without a tensor; give a tensor, a tuple of arguments, "
-        "a dictionary of keyword arguments, or a shape such as torch.Size([8, 3, 224, 224])"
+        "a dictionary of keyword arguments, or a shape such as (8, 3, 224, 224)"
     )
 
 
@@ -140,12 +176,17 @@ def _keep_norm(add: TracedAdd, gradient: Tensor) -> None:
 
 
 @contextmanager
-def preserve_state(model: nn.Module) -> Iterator[None]:
-    """Run the body with the model in training mode; then restore mode, buffers and random generators."""
+def preserve_state(model: nn.Module, mode: Mode = "training") -> Iterator[None]:
+    """Run the body with the model in that mode; then restore mode, buffers and random generators."""
     in_evaluation = {module for module in model.modules() if not module.training}
     with _preserve_generators(model), _eager_execution(), _preserve_buffers(model):
         try:
-            model.train()
+            model.train(mode != "evaluation")
+            if mode == "whole":
+                # LayerDrop is decided by the module around the layers; layers themselves stay in training.
+                for module in model.modules():
+                    if any(next(child.parameters(), None) is not None for child in module.children()):
+                        module.training = False
             yield
         finally:
             for module in model.modules():

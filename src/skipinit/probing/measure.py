@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from ..errors import ConfigError
 from .adds import ResidualAdd, TracedAdd, describe_adds
 from .balance import ProbeReport, ProbeRow
-from .forward import Inputs, one_line, traced
+from .forward import Inputs, Mode, one_line, traced
 from .operations import Kind
 from .trace import Tracer
 
@@ -30,8 +30,8 @@ def probe(
 
     Args:
         model: any module; its residual adds are found, whatever its layers are called.
-        inputs: a tensor, a tuple or list of arguments, a dictionary of keyword arguments, or a shape as
-            `torch.Size`, which stands for Gaussian values.
+        inputs: a tensor, a tuple or list of arguments or a batch of a data loader, a dictionary of keyword
+            arguments, or a shape, which stands for Gaussian values.
         targets: if given, also go backward and measure gradients.
         loss: a function of the model's output and the targets; cross-entropy by default, for integer targets.
 
@@ -40,7 +40,14 @@ def probe(
     >>> len(report.rows), report.verdict.biased_to_identity
     (24, True)
     """
-    with traced(model, inputs, measure=True, gradients=targets is not None) as (tracer, output):
+    return measure(model, inputs, "training", targets, loss)
+
+
+def measure(
+    model: nn.Module, inputs: Inputs, mode: Mode, targets: Tensor | None = None, loss: Loss | None = None
+) -> ProbeReport:
+    """`probe`, of the model in that mode."""
+    with traced(model, inputs, True, mode, gradients=targets is not None) as (tracer, output):
         squares = {} if targets is None else _squared_gradients(model, output, targets, loss)
         name = type(model).__name__
         adds = describe_adds(tracer.adds, name)
@@ -62,14 +69,15 @@ def probe(
 def find_residual_adds(model: nn.Module, inputs: Inputs) -> list[ResidualAdd]:
     """The residual adds of one forward pass of `model` on `inputs`; an empty list if it has none.
 
-    The model runs in training mode without gradients. Afterwards it is as it was.
+    The model runs without gradients, its layers in training mode; no layer is dropped at random as a whole
+    (LayerDrop). Afterwards it is as it was.
 
     Args:
         model: any module.
-        inputs: a tensor, a tuple or list of arguments, a dictionary of keyword arguments, or a shape as
-            `torch.Size`, which stands for Gaussian values.
+        inputs: a tensor, a tuple or list of arguments or a batch of a data loader, a dictionary of keyword
+            arguments, or a shape, which stands for Gaussian values.
     """
-    with traced(model, inputs, measure=False) as (tracer, _):
+    with traced(model, inputs, measure=False, mode="whole") as (tracer, _):
         return describe_adds(tracer.adds, type(model).__name__)
 
 

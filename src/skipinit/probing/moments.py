@@ -19,8 +19,10 @@ def channel_statistics(values: Tensor, channel_axis: int) -> Tensor:
     The first two add up to the variance over all values. Variances are biased and computed in two passes in
     float64, so that float32 activations of any finite size neither overflow nor cancel. The tensor is
     converted chunk by chunk; its variance is the mean variance within chunks plus the variance of their
-    means. The result stays on the device: nothing waits for it.
+    means. The result stays on the device: nothing waits for it. Real and imaginary parts are channels.
     """
+    if values.is_complex():
+        values = torch.cat([values.real, values.imag], channel_axis)
     chunks = _split(values.detach(), channel_axis)
     means, variances = torch.stack([_moments(chunk) for chunk in chunks]).unbind(1)
     counts = torch.tensor([chunk[0].numel() for chunk in chunks], dtype=torch.float64, device=values.device)

@@ -23,7 +23,8 @@ class Kind(Enum):
     NORM = "normalization"
     ACTIVATION = "activation"
     SCALE = "multiplication by something that is not data"
-    PASS = "copy, dropout or bias: the tensor goes on as it was"
+    PASS = "copy or dropout: the tensor goes on as it was"
+    SHIFT = "addition of something that is not data, such as a bias"
     RESIDUAL = "residual add"
     OTHER = "anything else"
 
@@ -49,7 +50,7 @@ _ACTIVATIONS = {
     "log_sigmoid_forward", "rrelu_with_noise", "_softmax",
 }  # fmt: skip
 _COPIES = {"clone", "_to_copy", "copy", "native_dropout", "contiguous", "constant_pad_nd"}
-ADDITIONS = {"add", "sub", "addcmul"}
+ADDITIONS = {"add", "sub", "addcmul", "lerp", "index_add"}
 _SCALINGS = {"mul", "div"}
 _CHANNELS_SECOND = _CONVOLUTIONS | BATCH_NORMS | _GROUP_NORMS
 _CHANNELS_LAST = _PRODUCTS | _LAYER_NORMS
@@ -65,8 +66,10 @@ def kind_of(operation: str, data_operands: int, learned_operand: bool) -> Kind:
         return Kind.ACTIVATION
     if data_operands == 1 and operation in _SCALINGS:
         return Kind.SCALE
-    if operation in _COPIES or (data_operands == 1 and operation in ADDITIONS):
+    if operation in _COPIES:
         return Kind.PASS
+    if data_operands == 1 and operation in ADDITIONS:
+        return Kind.SHIFT
     return Kind.OTHER
 
 
@@ -77,7 +80,7 @@ def is_factory(operation: str) -> bool:
 
 @dataclass(eq=False, slots=True)
 class Node:
-    """One operation on data, in the graph of a forward pass.
+    """One operation, in the graph of a forward pass.
 
     The graph records which operations led to a tensor. It holds no tensor.
     """
@@ -86,6 +89,9 @@ class Node:
     """Grows with time, so parents have smaller numbers than children."""
     kind: Kind
     parents: tuple[Node, ...] = ()
+    """The operations that computed its data."""
+    sources: tuple[Node, ...] = ()
+    """The same for operands that are not data but could be a stream: learned queries."""
     module: str = ""
     """Qualified name of the innermost module that was running."""
     call: int = 0
@@ -100,6 +106,10 @@ class Node:
     """For a residual add: its skip operand."""
     consumers: tuple[tuple[Kind, str], ...] = ()
     """For a residual add: kind and module of the operations on its result. No nodes, to avoid cycles."""
+    from_data: bool = True
+    """Whether the batch has a part in it; otherwise parameters and constants alone."""
+    layered: bool = True
+    """Without data: whether a linear map has a part in it, so that it is no mere weight."""
 
 
 @dataclass(eq=False, slots=True)

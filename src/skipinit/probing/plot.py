@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from matplotlib.ticker import MaxNLocator
 
 from ..errors import ConfigError
 from ..files import write_whole
-from .laws import Prediction, predict
+from .laws import Prediction, predict, stages
 
 if TYPE_CHECKING:
     from .balance import ProbeReport
@@ -41,6 +42,8 @@ class Series:
     law: str = ""
     band: tuple[Sequence[float], Sequence[float]] | None = None
     """Lower and upper edge of the measurements' scatter."""
+    breaks: Sequence[int] = ()
+    """Where a stage begins: the predicted line starts anew at these indices."""
 
 
 def check_suffix(path: Path) -> None:
@@ -61,7 +64,10 @@ def draw(
         ]
         if one.predicted is not None:
             law = f"theory: {one.law}" if one.law else None
-            axes.plot(depths, one.predicted, color=one.color, linewidth=1, label=law, zorder=1)
+            line = [(float(d), p) for d, p in zip(depths, one.predicted, strict=True)]
+            for index in sorted((index for index in one.breaks if index), reverse=True):
+                line.insert(index, (math.nan, math.nan))
+            axes.plot(*zip(*line, strict=True), color=one.color, linewidth=1, label=law, zorder=1)
         if one.band is not None:
             lower, upper = one.band
             axes.fill_between(depths, lower, upper, color=one.color, alpha=0.2, linewidth=0, zorder=0)
@@ -79,11 +85,13 @@ def draw(
 
 def draw_variances(axes: Axes, report: ProbeReport, theory: Prediction | None = None) -> None:
     """The variances of skip and branch, and the moving variance where there is batch norm, over depth."""
-    rows = report.rows
+    rows, breaks = report.rows, [stage[0] for stage in stages(report.adds)]
     skip, branch = [row.skip_variance for row in rows], [row.branch_variance for row in rows]
     series = [
-        Series("skip", SKIP, skip, theory.skip if theory else None, "skip"),
-        Series("end of branch", BRANCH, branch, theory.branch if theory else None, "end of branch"),
+        Series("skip", SKIP, skip, theory.skip if theory else None, "skip", breaks=breaks),
+        Series(
+            "end of branch", BRANCH, branch, theory.branch if theory else None, "end of branch", breaks=breaks
+        ),
     ]
     if any(row.moving_variance is not None for row in rows):
         moving = [row.moving_variance for row in rows]
@@ -110,7 +118,10 @@ def plot_report(report: ProbeReport, path: Path) -> None:
     draw_variances(upper, report, theory)
     upper.set_xlabel("")
     shares = [row.branch_share for row in report.rows]
-    share = Series("branch share", BRANCH, shares, theory.share if theory else None, "branch share")
+    breaks = [stage[0] for stage in stages(report.adds)]
+    share = Series(
+        "branch share", BRANCH, shares, theory.share if theory else None, "branch share", breaks=breaks
+    )
     draw(lower, [row.depth for row in report.rows], [share], "linear")
     _legend_above(lower)
     lower.set_ylabel("branch share of output variance")

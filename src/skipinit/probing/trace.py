@@ -14,11 +14,12 @@ from functools import cache
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .adds import TracedAdd, classify
+from .adds import TracedAdd, classify, is_recurrent
 from .moments import StatisticsBuffer, channel_statistics
 from .operations import (
     ADDITIONS,
@@ -34,6 +35,8 @@ from .operations import (
     tensors_in,
     written_by,
 )
+
+_RECURRENT = "it joins the gates of a recurrent layer"
 
 
 class ModuleNames:
@@ -105,7 +108,8 @@ class Tracer(TorchDispatchMode):
         for module in model.modules():
             for parameter in module.parameters(recurse=False):
                 self._owners.setdefault(storage_of(parameter), module)
-        self._derived: WeakKeyDictionary[Any, tuple[str, ...]] = WeakKeyDictionary()
+        self._leaves: WeakKeyDictionary[Any, TensorInfo] = WeakKeyDictionary()
+        self._stacks: WeakKeyDictionary[Any, tuple[int, list[TensorInfo | None]]] = WeakKeyDictionary()
         for tensor in inputs:
             self._infos[storage_of(tensor)] = TensorInfo(self._node(Kind.INPUT))
 
@@ -151,46 +155,90 @@ class Tracer(TorchDispatchMode):
         tensors = list(tensors_in((*args, *kwargs.values())))
         storages = [storage_of(tensor) for tensor in tensors]
         infos = [self._infos.get(storage) for storage in storages]
-        parents = tuple(dict.fromkeys(info.node for info in infos if info is not None))
+        data = [info if info is not None and info.node.from_data else None for info in infos]
+        parents = tuple(dict.fromkeys(info.node for info in data if info is not None))
         learned = tuple(
             name
-            for storage, info in zip(storages, infos, strict=True)
+            for storage, info in zip(storages, data, strict=True)
             if info is None
             for name in self._parameters_in(storage)
         )
-        if not parents:
-            result = function(*args, **kwargs)
-            if learned:
-                results = (storage_of(out) for out in tensors_in(result))
-                self._derived.update((storage, learned) for storage in results if storage not in self._owners)
-            return result
-
-        self.operations += 1
-        kind = kind_of(operation, sum(info is not None for info in infos), bool(learned))
+        if not (parents or learned):
+            return function(*args, **kwargs)
+        operands = sum(info is not None for info in data) if parents else 1
+        kind = kind_of(operation, operands, bool(learned))
         node = self._node(kind, parents, learned)
+        node.sources = self._sources(node, tensors, infos)
         node.constant = _constant(operation, args) if kind is Kind.SCALE else 1.0
-        self._measure_input(node, operation, tensors, infos)
-        add = self._find_add(node, operation, args, kwargs) if operation in ADDITIONS else None
+        add = None
+        if parents:
+            self.operations += 1
+            self._measure_input(node, operation, tensors, data)
+        else:
+            node.from_data = False
+            node.layered = kind is Kind.LINEAR or any(source.layered for source in node.sources)
+        if node.from_data or node.layered:
+            add = self._find_add(node, operation, args, kwargs)
         result = function(*args, **kwargs)
         info = TensorInfo(node)
         if written := written_by(function, args, result, storages):  # Otherwise the result is a view.
-            info.channels = channels_of(operation, written[0], tensors, infos)
+            info.channels = channels_of(operation, written[0], tensors, data)
             self._record(info, written)
+            if operation == "stack" and len(tensors) == 2:
+                axis = args[1] if len(args) > 1 else kwargs.get("dim", 0)
+                self._stacks[storage_of(written[0])] = axis % written[0].dim(), infos
         if add is not None:
             if self.measure:
                 add.output_statistics = self._measure(info, result, channel_axis(result, info))
             self.adds.append(add)
         return result
 
+    @property
+    def call(self) -> int:
+        """The number of the innermost module call that is running."""
+        return self._calls[-1].number
+
+    def drop_recurrent(self) -> None:
+        """Once the pass is over: a cell of the user's own is known by its second step."""
+        recurrent = is_recurrent(self.adds)
+        if any(recurrent):
+            self.rejected[_RECURRENT] += sum(recurrent)
+            self.adds = [add for add, drop in zip(self.adds, recurrent, strict=True) if not drop]
+
     def node_of(self, tensor: Tensor) -> Node | None:
-        """The operation that computed a tensor of the pass; None if it was not computed from data."""
+        """The operation that computed a tensor of the pass; None if that is not known."""
         info = self._infos.get(storage_of(tensor))
         return None if info is None else info.node
 
     def _node(self, kind: Kind, parents: tuple[Node, ...] = (), parameters: tuple[str, ...] = ()) -> Node:
         self._order += 1
         call = self._calls[-1]
-        return Node(self._order, kind, parents, call.name, call.number, parameters)
+        return Node(self._order, kind, parents, module=call.name, call=call.number, parameters=parameters)
+
+    def _sources(
+        self, node: Node, tensors: Sequence[Tensor], infos: Sequence[TensorInfo | None]
+    ) -> tuple[Node, ...]:
+        """The operands that are not data but could be a stream: learned queries, not weights and biases."""
+        found: list[Node] = []
+        for tensor, info in zip(tensors, infos, strict=True):
+            if tensor.dim() < 2 or (info is not None and info.node.from_data):
+                continue
+            if not node.parents:
+                found.append(self._leaf(tensor).node if info is None else info.node)
+            elif info is not None and (info.node.layered or node.kind is Kind.OTHER):
+                found.append(info.node)
+            elif info is None and node.kind is Kind.OTHER and self._parameters_in(storage_of(tensor)):
+                found.append(self._leaf(tensor).node)
+        return tuple(dict.fromkeys(found))
+
+    def _leaf(self, tensor: Tensor) -> TensorInfo:
+        """A parameter or a constant as the start of a stream."""
+        storage = storage_of(tensor)
+        if storage not in self._leaves:
+            leaf = self._node(Kind.INPUT, (), self._parameters_in(storage))
+            leaf.from_data = leaf.layered = False
+            self._leaves[storage] = TensorInfo(leaf)
+        return self._leaves[storage]
 
     def _record(self, info: TensorInfo, written: Sequence[Tensor]) -> None:
         node = info.node
@@ -198,13 +246,17 @@ class Tracer(TorchDispatchMode):
             if parent.kind is Kind.RESIDUAL:
                 parent.consumers += ((node.kind, node.module),)
         for tensor in written:
-            self._infos[storage_of(tensor)] = info
+            if tensor.dtype is not torch.bool:  # A mask carries no signal.
+                self._infos[storage_of(tensor)] = info
 
     def _parameters_in(self, storage: Any) -> tuple[str, ...]:
         """The parameters that a storage without data holds, or that its contents were computed from."""
+        info = self._infos.get(storage)
+        if info is not None:
+            return info.node.parameters
         owner = self._owners.get(storage)
         if owner is None:
-            return self._derived.get(storage, ())
+            return ()
         named = owner.named_parameters(self._names.of(owner), recurse=False)
         return tuple(name for name, parameter in named if storage_of(parameter) is storage)
 
@@ -212,9 +264,11 @@ class Tracer(TorchDispatchMode):
         self, node: Node, operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> TracedAdd | None:
         """Classify an addition. If it is a residual add, measure its operands before they can change."""
+        if operation not in ADDITIONS and not self._sums_a_stack(operation, args):
+            return None
         if isinstance(self._calls[-1].module, (nn.RNNBase, nn.RNNCellBase)):
             # They slice one product over all steps, so each step looks like the identity of the last.
-            self.rejected["it joins the gates of a recurrent layer"] += 1
+            self.rejected[_RECURRENT] += 1
             return None
         operands = self._operands(operation, args, kwargs)
         if isinstance(operands, str):
@@ -236,27 +290,59 @@ class Tracer(TorchDispatchMode):
         self, operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Operand, Operand] | str:
         """Both sides of an addition, or why it cannot be a residual add."""
+        if operation == "sum":
+            axis, infos = self._stacks[storage_of(args[0])]
+            first, second = args[0].unbind(axis)
+            return self._pair(first, second, infos)
         first, second = args[0], args[1] if len(args) > 1 else kwargs["other"]
         factor: Tensor | float = kwargs.get("alpha", 1)
         if operation == "addcmul":
             second, factor = args[2], args[1] * kwargs.get("value", 1)
             if second.shape != first.shape:
                 second, factor = args[1], args[2] * kwargs.get("value", 1)
-        if not isinstance(second, Tensor) or first.shape != second.shape or first.dim() < 2:
+        elif operation == "index_add":
+            second = args[3]
+        elif operation == "lerp":
+            factor = args[2] if len(args) > 2 else kwargs["weight"]
+        if not isinstance(second, Tensor) or first.dim() < 2 or not _fits(operation, first, second):
             return "the operands differ in shape"
-        if not (first.is_floating_point() and second.is_floating_point()):
-            return "the operands are not floating point"
-        left, right = (self._infos.get(storage_of(tensor)) for tensor in (first, second))
-        if left is None or right is None:
-            return "one operand does not come from the inputs"
-        if not isinstance(factor, Tensor) and factor == 1:
-            return Operand(left, first), Operand(right, second)
-        scaled = self._node(Kind.SCALE, (right.node,))
+        pair = self._pair(first, second)
+        if isinstance(pair, str) or (not isinstance(factor, Tensor) and factor == 1):
+            return pair
+        left, right = pair
+        scaled = self._node(Kind.SCALE, (right.info.node,))
+        scaled.from_data = right.info.node.from_data
         if isinstance(factor, Tensor):
-            self._describe_factor(scaled, args[1] if second is args[2] else args[2])
+            self._describe_factor(
+                scaled, args[1] if operation == "addcmul" and second is args[2] else args[2]
+            )
         else:
             scaled.constant = float(factor)
-        return Operand(left, first), Operand(TensorInfo(scaled, right.channels), second, factor)
+        if operation == "lerp":  # x + w (y - x) = (1 - w) x + w y
+            left = Operand(left.info, first, 1 - factor)
+        return left, Operand(TensorInfo(scaled, right.info.channels), second, factor)
+
+    def _pair(
+        self, first: Tensor, second: Tensor, infos: Sequence[TensorInfo | None] = (None, None)
+    ) -> tuple[Operand, Operand] | str:
+        left, right = (
+            info or self._infos.get(storage_of(tensor)) or self._leaves.get(storage_of(tensor))
+            for tensor, info in zip((first, second), infos, strict=True)
+        )
+        if left is None or right is None:
+            return "one operand does not come from the inputs"
+        if not all(tensor.is_floating_point() or tensor.is_complex() for tensor in (first, second)):
+            return "the operands are not floating point"
+        return Operand(left, first), Operand(right, second)
+
+    def _sums_a_stack(self, operation: str, args: tuple[Any, ...]) -> bool:
+        """Whether this is `torch.stack([a, b], axis).sum(axis)`."""
+        stack = self._stacks.get(storage_of(args[0])) if operation == "sum" and len(args) > 1 else None
+        return (
+            stack is not None
+            and args[0].dim() > 2
+            and list(args[1]) in ([stack[0]], [stack[0] - args[0].dim()])
+        )
 
     def _describe_factor(self, scaled: Node, factor: Tensor) -> None:
         node = self.node_of(factor)
@@ -291,6 +377,13 @@ class Tracer(TorchDispatchMode):
         if info.measured is None or info.measured[0] != view:
             info.measured = (view, self.statistics.append(channel_statistics(values, axis)))
         return info.measured[1]
+
+
+def _fits(operation: str, first: Tensor, second: Tensor) -> bool:
+    """Whether both are of one shape; `index_add` adds to some of the examples."""
+    if operation == "index_add":
+        return first.dim() == second.dim() and first.shape[1:] == second.shape[1:]
+    return first.shape == second.shape
 
 
 @cache

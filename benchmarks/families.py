@@ -1,0 +1,284 @@
+"""Probe and convert one small model of many families, and write what came out as a table.
+
+    python benchmarks/families.py [--only NAME] [--steps 0] [--out docs/families.md]
+
+timm and transformers must be installed. The wanted number of residual adds is not traced: it is counted from
+the blocks that the model consists of, by what their source says, or from the configuration. With --steps,
+the converted network also trains on one random batch by `skipinit.recipe`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import skipinit
+
+# How many residual adds the forward of a block has; a text names the attribute that says whether
+# it has one.
+TIMM_BLOCKS: dict[str, int | str | Callable[[Any], int]] = {
+    "BasicBlock": 1, "Bottleneck": 1, "PreActBasic": 1, "PreActBottleneck": 1, "ResNestBottleneck": 1,
+    "SelectiveKernelBasic": 1, "SelectiveKernelBottleneck": 1, "InvertedResidual": "has_skip",
+    "DepthwiseSeparableConv": "has_skip", "EdgeResidual": "has_skip", "ConvBnAct": "has_skip",
+    "UniversalInvertedResidual": "has_skip", "MobileAttention": "has_skip", "CondConvResidual": "has_skip",
+    "Block": 2, "ConvNeXtBlock": 1, "SwinTransformerBlock": 2, "SwinTransformerV2Block": 2, "MixerBlock": 2,
+    "SpatialGatingBlock": 1, "ResBlock": 2, "MetaFormerBlock": 2, "LayerScaleBlock": 2,
+    "LayerScaleBlockClassAttn": 2, "XCABlock": 3, "ClassAttentionBlock": 2, "Residual": 1,
+    "GhostBottleneck": 1, "BottleneckBlock": 1, "DarkBlock": 1, "EdgeBlock": 1, "DlaBasic": 1,
+    "DlaBottleneck": 1, "EvaBlock": 2, "FocalNetBlock": 2, "GlobalContextVitBlock": 2, "Block35": 1,
+    "Block17": 1, "Block8": 1, "TransformerLayer": 2, "NormFreeBlock": 1, "Sequencer2dBlock": 2,
+    "MbConvBlock": 1, "RelPosBlock": 2, "RepVggBlock": lambda m: int(m.identity is not None),
+    "MobileOneBlock": lambda m: int(m.identity is not None),
+    "NextVitBlock": 2, "ParallelScalingBlock": 2, "ResPostBlock": 2, "HieraBlock": 2,
+}  # fmt: skip
+# One small model of a family whose blocks are all in the table, or that has none, and the size of its images.
+TIMM = {
+    "resnet10t": 64, "resnet26": 64, "seresnet50": 64, "resnest14d": 64, "skresnet18": 64, "resnetv2_18": 64,
+    "regnetx_002": 64, "regnety_002": 64, "efficientnet_b0": 64, "efficientnetv2_rw_t": 64,
+    "mobilenetv2_050": 64, "mobilenetv3_small_050": 64, "mobilenetv4_conv_small_035": 64, "mnasnet_small": 64,
+    "fbnetc_100": 64, "spnasnet_100": 64, "tinynet_e": 64, "lcnet_035": 64, "mixnet_s": 64,
+    "vit_tiny_patch16_224": 224, "deit_tiny_patch16_224": 224, "convnext_atto": 64, "convnextv2_atto": 64,
+    "swin_tiny_patch4_window7_224": 224, "swinv2_tiny_window8_256": 256, "mixer_s32_224": 224,
+    "gmlp_ti16_224": 224, "resmlp_12_224": 224, "poolformer_s12": 64, "poolformerv2_s12": 64,
+    "cait_xxs24_224": 224, "xcit_nano_12_p16_224": 224, "convmixer_768_32": 64, "ghostnet_050": 64,
+    "cspresnet50": 64, "cspdarknet53": 64, "darknet17": 64, "dla46_c": 64, "eva02_tiny_patch14_224": 224,
+    "focalnet_tiny_srf": 64, "gcvit_xxtiny": 224, "inception_resnet_v2": 96, "nest_tiny": 224,
+    "nfnet_l0": 64, "nf_regnet_b0": 64, "nf_resnet26": 64, "sequencer2d_s": 224, "beit_base_patch16_224": 224,
+    "hrnet_w18_small": 64, "pit_ti_224": 224, "pvt_v2_b0": 224, "densenet121": 64, "vgg11_bn": 64,
+    "inception_v3": 96, "vit_relpos_small_patch16_224": 224, "caformer_s18": 64, "convformer_s18": 64,
+    "tf_efficientnet_lite0": 64, "wide_resnet50_2": 64, "resnext50_32x4d": 64, "ecaresnet26t": 64,
+    "gernet_s": 64, "resnet50_gn": 64, "hardcorenas_a": 64, "semnasnet_075": 64, "tresnet_m": 64,
+    "repvgg_a0": 64, "mobileone_s0": 64,
+}  # fmt: skip
+
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+DECODER = SIZES | {"num_key_value_heads": 4, "head_dim": 8, "vocab_size": 100}
+SEQUENCES = {
+    "vocab_size": 100, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64,
+}  # fmt: skip
+# Family: (options of the configuration, residual adds, how many of them have two readings)
+HUGGING_FACE: dict[str, tuple[dict[str, Any], int, int]] = {
+    "Bert": (SIZES | {"vocab_size": 100}, 4, 0),
+    "Roberta": (SIZES | {"vocab_size": 100}, 4, 0),
+    "Electra": (SIZES | {"vocab_size": 100, "embedding_size": 32}, 4, 0),
+    "DistilBert": ({"vocab_size": 100, "dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64}, 4, 0),
+    "Albert": (SIZES | {"vocab_size": 100, "embedding_size": 16}, 4, 4),
+    "ConvBert": (SIZES | {"vocab_size": 100, "embedding_size": 32}, 4, 0),
+    "MPNet": (SIZES | {"vocab_size": 100}, 4, 0),
+    "DebertaV2": (SIZES | {"vocab_size": 100}, 4, 0),
+    "GPT2": ({"vocab_size": 100, "n_embd": 32, "n_layer": 2, "n_head": 4}, 4, 0),
+    "GPTNeo": (
+        {"vocab_size": 100, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "intermediate_size": 64,
+         "attention_types": [[["global", "local"], 1]]}, 4, 0,
+    ),
+    "GPTJ": ({"vocab_size": 100, "n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4}, 2, 0),
+    "GPTNeoX": (SIZES | {"vocab_size": 100}, 2, 0),
+    "Falcon": ({k: v for k, v in SIZES.items() if k != "intermediate_size"} | {"vocab_size": 100}, 2, 0),
+    "Bloom": ({"vocab_size": 100, "hidden_size": 32, "n_layer": 2, "n_head": 4}, 4, 0),
+    "OPT": (
+        {"vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+         "ffn_dim": 64, "word_embed_proj_dim": 32}, 4, 0,
+    ),
+    "Llama": (DECODER, 4, 0),
+    "Mistral": (DECODER, 4, 0),
+    "Qwen2": (DECODER, 4, 0),
+    "Gemma": (DECODER, 4, 0),
+    "Gemma2": (DECODER, 4, 0),
+    "Phi": ({k: v for k, v in DECODER.items() if k != "head_dim"}, 2, 0),
+    "StableLm": ({k: v for k, v in DECODER.items() if k != "head_dim"}, 4, 0),
+    "Mamba": ({"vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4}, 4, 2),
+    "T5": (
+        {"vocab_size": 100, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}, 4 + 6, 0,
+    ),
+    "Bart": (SEQUENCES, 4 + 6, 0),
+    "Pegasus": (SEQUENCES, 4 + 6, 0),
+    "Marian": (SEQUENCES | {"pad_token_id": 1, "decoder_start_token_id": 1}, 4 + 6, 0),
+    "ViT": (SIZES | {"image_size": 32, "patch_size": 8}, 4, 0),
+    "DeiT": (SIZES | {"image_size": 32, "patch_size": 8}, 4, 0),
+    "Dinov2": (
+        {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 32,
+         "patch_size": 8}, 4, 0,
+    ),
+}  # fmt: skip
+IMAGES = ("ViT", "DeiT", "Dinov2")
+TWO_INPUTS = ("T5", "Bart", "Pegasus", "Marian")
+
+
+_HEAD = f"""# Families
+
+One small model of each family: the residual adds that `probe` finds, beside the number counted from the
+blocks of the model or from its configuration, and both conversions. Printed by
+`python benchmarks/families.py --out docs/families.md` on the CPU, torch {torch.__version__.split("+")[0]}.
+
+*As counted* is "yes" or the number that was counted. *From scratch*: how many norms were removed and the
+largest branch share afterwards, which is 0 where every branch has its scalar; "at the add" counts scalars of
+branches that no module of their own ends. *`keep_function`*: the largest change of an output in evaluation
+mode, relative to the largest output. Doubtful adds have
+[two readings](probe.md#what-counts-as-a-residual-add). Families whose blocks are not in the script's
+table are not listed."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model to build, its inputs, and how many adds it has."""
+
+    name: str
+    build: Callable[[], nn.Module]
+    inputs: Any
+    wanted: Callable[[nn.Module], int]
+    doubtful: int = 0
+
+
+def cases() -> Iterator[Case]:
+    """All families."""
+    _stub_torchvision()
+    import timm
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    for name, size in TIMM.items():
+        yield Case(f"timm {name}", lambda name=name: timm.create_model(name), (2, 3, size, size), _timm_adds)
+    ids = torch.randint(3, 90, (2, 8), generator=torch.Generator().manual_seed(0))
+    for family, (options, count, doubtful) in HUGGING_FACE.items():
+        inputs: Any = {"input_ids": ids} if family not in IMAGES else (2, 3, 32, 32)
+        if family in TWO_INPUTS:
+            inputs = {"input_ids": ids, "decoder_input_ids": ids}
+
+        def build(family: str = family, options: dict[str, Any] = options) -> nn.Module:
+            config = getattr(transformers, f"{family}Config")(**options)
+            model: nn.Module = getattr(transformers, f"{family}Model")(config)
+            return model
+
+        yield Case(f"transformers {family}", build, inputs, lambda _, count=count: count, doubtful)
+
+
+def _stub_torchvision() -> None:
+    """Beside a CPU-only torch its compiled operators are missing, and timm imports it for images alone."""
+    try:
+        import torchvision  # noqa: F401
+    except (ImportError, RuntimeError):
+        global _LIBRARY
+        _LIBRARY = torch.library.Library("torchvision", "DEF")
+        for name in ("nms", "qnms"):
+            _LIBRARY.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+
+
+def _timm_adds(model: nn.Module) -> int:
+    total = 0
+    for module in model.modules():
+        adds = TIMM_BLOCKS.get(type(module).__name__, 0)
+        if isinstance(adds, str):
+            total += int(bool(getattr(module, adds)))
+        else:
+            total += adds(module) if callable(adds) else adds
+    return total
+
+
+def row(case: Case, steps: int) -> list[str]:
+    """One line of the table."""
+    torch.manual_seed(0)
+    model = case.build()
+    wanted = case.wanted(model)
+    adds = skipinit.find_residual_adds(model, case.inputs)
+    found = f"{len(adds)}" + (f" ({case.doubtful} doubtful)" if case.doubtful else "")
+    exact = (
+        "yes"
+        if len(adds) == wanted and sum(bool(add.doubt) for add in adds) == case.doubtful
+        else f"**{wanted}**"
+    )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        scratch = _attempt(lambda: _from_scratch(model, case, steps))
+        warned = any("contribute" in str(w.message) or "left as" in str(w.message) for w in caught)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        kept = _attempt(lambda: f"{skipinit.convert(model, case.inputs, keep_function=True).difference:.0e}")
+    return [case.name, found, exact, scratch + (", warned" if warned else ""), kept]
+
+
+def _from_scratch(model: nn.Module, case: Case, steps: int) -> str:
+    conversion = skipinit.convert(model, case.inputs, seed=0)
+    shares = [row.branch_share for row in conversion.after.rows]
+    at_the_add = sum(
+        "branch_scales" in change.module for change in conversion.changes if "scalar" in change.added
+    )
+    text = f"{conversion.num_norms} norms, shares {max(shares):.0%}"
+    if at_the_add:
+        text += f", {at_the_add} at the add"
+    if steps and isinstance(case.inputs, tuple):
+        first, last = _train(conversion.model, case.inputs, steps)
+        text += f", loss {first:.2f} to {last:.2f}"
+    return text
+
+
+def _train(model: nn.Module, shape: tuple[int, ...], steps: int) -> tuple[float, float]:
+    x, y = torch.randn(shape), torch.arange(shape[0])
+    trainer = skipinit.recipe(model.train(), 0.05, warm_up=5)
+    for _ in range(steps):
+        out = model(x)
+        trainer.step(nn.functional.cross_entropy(out if isinstance(out, torch.Tensor) else out[0][:, 0], y))
+    return trainer.losses[0], trainer.losses[-1]
+
+
+def _attempt(work: Callable[[], str]) -> str:
+    try:
+        return work()
+    except skipinit.SkipinitError as error:
+        text = str(error)
+        for known in ("no batch norm to fold", "no residual add", "no normalization"):
+            if known in text:
+                return known
+        return f"**{text[:60]}**"
+    except Exception as error:
+        return f"**{type(error).__name__}: {str(error)[:50]}**"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", default="", help="families whose name contains this")
+    parser.add_argument("--steps", type=int, default=0, help="of training, for image models")
+    parser.add_argument("--out", type=Path, help="write the table there")
+    options = parser.parse_args()
+    lines = [
+        "| model | adds found | as counted | from scratch | `keep_function` |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    exact, start = 0, time.time()
+    for case in cases():
+        if options.only.lower() not in case.name.lower():
+            continue
+        try:
+            cells = row(case, options.steps)
+        except Exception as error:
+            cells = [
+                case.name,
+                "-",
+                f"**{type(error).__name__}: {' '.join(str(error).split())[:60]}**",
+                "-",
+                "-",
+            ]
+        exact += cells[2] == "yes"
+        lines.append(f"| {' | '.join(cells)} |")
+        print(lines[-1], flush=True)
+    count = len(lines) - 2
+    summary = f"{exact} of {count} families exact ({math.floor(1000 * exact / max(1, count)) / 10} %)."
+    print(f"{summary} {time.time() - start:.0f} s")
+    if options.out is not None:
+        text = "\n".join([_HEAD, "", summary, "", *lines, ""])
+        options.out.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,228 @@
+"""Train a network without norms: which parameters decay, clipped gradients, a warm-up, and the rate to use.
+
+Nothing bounds the size of a step through an unnormalized network. At a rate that suits batch norm a few large
+gradients end in dead units, and the loss stays at chance. So the recipe bounds the step, and `find_rate`
+measures the rate. It knows nothing of data: the user brings batches and a loss.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
+
+from ..errors import ConfigError, SkipinitError
+from ..extras import need
+from ..nets.layers import l2_parameters
+from ..probing.forward import preserve_state
+
+Loss = Callable[[Any, Any], Tensor]
+_CHECKED = 50
+"""Steps between two looks at the loss."""
+_STUCK_WITHIN = 0.02
+"""Of the loss of chance: fluctuation, not progress."""
+_NEARLY = 0.1
+"""Of the way from the first loss to the lowest: as good as the best."""
+_LOWEST, _HIGHEST = -12, 3
+"""The rates that are searched, as powers of 2."""
+
+
+@dataclass
+class Recipe:
+    """SGD as an unnormalized network needs it. Call `step` with the loss of each batch."""
+
+    optimizer: torch.optim.SGD
+    schedule: LambdaLR
+    parameters: list[nn.Parameter]
+    clip_norm: float
+    classes: int | None
+    losses: list[float] = field(default_factory=list)
+    """Of every step so far."""
+
+    def step(self, loss: Tensor) -> float:
+        """Go backward, clip the gradient, update, and clear the gradients; returns the loss.
+
+        Every 50 steps a warning says if the network does not learn.
+        """
+        self.optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.parameters, self.clip_norm)
+        self.optimizer.step()
+        self.schedule.step()
+        self.losses.append(loss.item())
+        if len(self.losses) % _CHECKED == 0 and (reason := stuck(self.losses, self.classes)):
+            warnings.warn(reason, stacklevel=2)
+        return self.losses[-1]
+
+
+def recipe(
+    model: nn.Module,
+    rate: float,
+    *,
+    steps: int | None = None,
+    classes: int | None = None,
+    weight_decay: float = 5e-4,
+    momentum: float = 0.9,
+    clip_norm: float = 1.0,
+    warm_up: int = 50,
+) -> Recipe:
+    """What a converted network needs to train: decay on weights alone, clipped gradients, a warm-up.
+
+    Args:
+        model: a network, such as `convert(...).model`.
+        rate: the learning rate; `find_rate` measures it.
+        steps: how many there will be; if given, the rate falls to 0 along half a cosine.
+        classes: of a classifier, so that a loss that stays at chance, ln(classes), is noticed.
+        weight_decay: L2 on the weights of convolutions and dense layers; scalars and biases have none.
+        momentum: of SGD.
+        clip_norm: the largest norm of the gradient of a step.
+        warm_up: steps over which the rate rises from 0.
+    """
+    if not (isinstance(rate, (int, float)) and math.isfinite(rate) and rate > 0):
+        raise ConfigError(f"rate {rate!r} is not allowed; it must be a positive number")
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    decayed = [p for name, p in l2_parameters(model).items() if name in trained]
+    ids = {id(parameter) for parameter in decayed}
+    others = [parameter for parameter in trained.values() if id(parameter) not in ids]
+    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
+    optimizer = torch.optim.SGD([g for g in groups if g["params"]], lr=rate, momentum=momentum)
+
+    def factor(step: int) -> float:
+        rising = min(1.0, (step + 1) / warm_up) if warm_up else 1.0
+        falling = 1.0 if steps is None else 0.5 * (1 + math.cos(math.pi * min(1.0, step / steps)))
+        return rising * falling
+
+    return Recipe(optimizer, LambdaLR(optimizer, factor), list(trained.values()), clip_norm, classes)
+
+
+def stuck(losses: Sequence[float], classes: int | None = None) -> str | None:
+    """Why the training makes no progress, in one line; None if it does or is too short to tell."""
+    if len(losses) < _CHECKED:
+        return None
+    recent = fmean(losses[-_CHECKED // 2 :])
+    advice = "try a rate 4 times smaller or skipinit.find_rate, a longer warm-up, or clip the gradients"
+    if not math.isfinite(recent):
+        return f"the loss is {recent} after {len(losses)} steps: {advice}"
+    if classes is not None and abs(recent - math.log(classes)) < _STUCK_WITHIN * math.log(classes):
+        chance = f"ln({classes}) = {math.log(classes):.3g}"
+        return f"stuck at chance: after {len(losses)} steps the loss is {recent:.3g}, {chance}; {advice}"
+    if recent > losses[0]:
+        first = f"{losses[0]:.3g} at the first step"
+        return f"no progress: after {len(losses)} steps the loss is {recent:.3g}, {first}; {advice}"
+    return None
+
+
+@dataclass(frozen=True)
+class RateSearch:
+    """The result of `find_rate`."""
+
+    rate: float
+    """The smallest of those that came within 10 % of the way to the lowest loss."""
+    losses: dict[float, float]
+    """For each rate, the mean loss over the last quarter of its steps; infinity where it diverged."""
+    steps: int
+
+    def plot(self, path: str | Path) -> None:
+        """Draw the losses over the rates: .png, .svg or .pdf."""
+        need("lab", "a plot")
+        from matplotlib.figure import Figure
+
+        from ..probing.plot import BRANCH, SKIP, save
+
+        figure = Figure(figsize=(5.6, 3.6), layout="constrained")
+        axes = figure.subplots()
+        points = sorted((rate, loss) for rate, loss in self.losses.items() if math.isfinite(loss))
+        axes.plot(*zip(*points, strict=True), "o-", color=SKIP, markerfacecolor="none")
+        axes.axvline(self.rate, color=BRANCH, linewidth=1, label=f"chosen: {self.rate:.3g}")
+        axes.set_xscale("log", base=2)
+        axes.set_xlabel("learning rate")
+        axes.set_ylabel(f"loss after {self.steps} steps")
+        axes.legend(frameon=False)
+        axes.spines[["top", "right"]].set_visible(False)
+        save(figure, Path(path))
+
+    def __str__(self) -> str:
+        tried = ", ".join(f"{rate:.3g}: {loss:.3g}" for rate, loss in sorted(self.losses.items()))
+        return f"rate {self.rate:.3g}; loss after {self.steps} steps at each rate: {tried}"
+
+
+def find_rate(
+    model: nn.Module,
+    batches: Iterable[tuple[Any, Any]],
+    loss: Loss = nn.functional.cross_entropy,
+    *,
+    steps: int = 100,
+    **options: Any,
+) -> RateSearch:
+    """The learning rate, a power of 2, at which `recipe` brings the loss down most in a few steps.
+
+    Copies of the model train on the same batches at rates a factor 2 apart, up and down from 2^-4, until the
+    loss rises on both sides. The model and the random generators are as before.
+
+    Args:
+        model: a network, such as `convert(...).model`.
+        batches: pairs of inputs and targets, such as a data loader; as many as `steps` are used, again from
+            the first if there are fewer.
+        loss: a function of the model's output and the targets.
+        steps: for each rate.
+        options: those of `recipe`; the warm-up is a fifth of the steps by default.
+    """
+    kept = list(itertools.islice(batches, steps))
+    if not kept:
+        raise ConfigError("batches is empty; give pairs of inputs and targets")
+    options = {"warm_up": max(1, steps // 5), **options}
+    tried: dict[int, float] = {}
+    starts: list[float] = []
+
+    def score(power: int) -> float:
+        if not _LOWEST <= power <= _HIGHEST:
+            return math.inf
+        if power not in tried:
+            with preserve_state(model):
+                losses = _train_copy(model, kept, loss, 2.0**power, steps, options)
+            starts.append(losses[0])
+            finite = math.isfinite(losses[-1])
+            tried[power] = fmean(losses[-max(1, steps // 4) :]) if finite else math.inf
+        return tried[power]
+
+    best = -4
+    while not math.isfinite(score(best)) and best > _LOWEST:
+        best -= 1
+    while score(near := min(best - 1, best + 1, key=score)) < score(best):
+        best = near
+    if not math.isfinite(tried[best]):
+        raise SkipinitError(f"{type(model).__name__} diverges at every rate down to 2^{_LOWEST}")
+    # Over more steps the best rate falls: of nearly equal ones, the smallest.
+    enough = tried[best] + _NEARLY * max(0.0, starts[0] - tried[best])
+    chosen = min(power for power, value in tried.items() if value <= enough)
+    return RateSearch(2.0**chosen, {2.0**power: value for power, value in tried.items()}, steps)
+
+
+def _train_copy(
+    model: nn.Module,
+    batches: Sequence[tuple[Any, Any]],
+    loss: Loss,
+    rate: float,
+    steps: int,
+    options: dict[str, Any],
+) -> list[float]:
+    """The loss of each step; infinity ends them where it diverges."""
+    trained = copy.deepcopy(model).train()
+    trainer = recipe(trained, rate, **options)
+    with torch.enable_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for inputs, targets in itertools.islice(itertools.cycle(batches), steps):
+            value = trainer.step(loss(trained(inputs), targets))
+            if not math.isfinite(value) or value > 10 * max(1.0, trainer.losses[0]):
+                return [*trainer.losses, math.inf]
+    return trainer.losses

@@ -1,0 +1,168 @@
+"""Scale a branch at the add itself, where no module of its own ends it: a sum, a gate, a function.
+
+A residual add is identified by its place in the source: the call path from the forward of the module that
+adds to the expression. That forward then runs under a mode that multiplies the branch operand of the
+expression. The model's code does not change.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from itertools import islice
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
+from torch.overrides import TorchFunctionMode
+
+from ..probing.adds import TracedAdd
+from ..probing.trace import Tracer
+
+# The names of torch's functions that add, and the positions of their two operands.
+_OPERANDS = {"index_add": (0, 3), "addcmul": (0, 2)}
+_KEYWORDS = {"index_add": "source", "addcmul": "tensor2", "lerp": "end"}
+_FUNCTIONS = {
+    name + suffix
+    for name in ("add", "sub", "subtract", "addcmul", "lerp", "index_add", "sum")
+    for suffix in ("", "_")
+} | {"__add__", "__radd__", "__iadd__", "__sub__", "__isub__"}
+
+_OUT_OF_PLACE = {"__add__", "__radd__", "__sub__"}
+# The forward of an extension, and what `torch.compiler.disable` puts around it.
+_NOT_THE_MODELS = (f"{__package__}.", "torch._dynamo")
+
+Path = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Site:
+    """A residual add in the source of a module."""
+
+    path: Path
+    """From the expression outwards to the module's forward: function, line within it, column."""
+    hit: int
+    """Which time in one call of the module the expression is met, from 0; a loop meets it often."""
+    operation: str
+    operand: int
+    """Which operand is the branch: 0 or 1."""
+
+
+def call_path(frame: FrameType | None) -> tuple[Path, nn.Module | None]:
+    """The places in the source from this frame out to the module that is running, and that module."""
+    path: list[str] = []
+    while frame is not None:
+        home = frame.f_globals.get("__name__", "")
+        if home == torch_module.__name__:
+            return tuple(path), frame.f_locals.get("self")
+        if not home.startswith(_NOT_THE_MODELS):
+            path.append(_place(frame.f_code, frame.f_lasti))
+        frame = frame.f_back
+    return tuple(path), None
+
+
+@cache
+def _place(code: CodeType, instruction: int) -> str:
+    """Relative to the function, so that edits above it in the file do not matter."""
+    line, _, column, _ = next(islice(code.co_positions(), instruction // 2, None))
+    return f"{code.co_qualname}:{(line or 0) - code.co_firstlineno}:{column}"
+
+
+class SiteFinder(TorchFunctionMode):
+    """Finds the site of each residual add while the model runs under the tracer."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        super().__init__()
+        self.tracer = tracer
+        self.sites: dict[TracedAdd, Site] = {}
+        self._hits: Counter[tuple[int, Path]] = Counter()
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run the function; if that was a residual add, keep its site."""
+        if getattr(function, "__name__", "") not in _FUNCTIONS:
+            return function(*args, **(kwargs or {}))
+        path, _ = call_path(sys._getframe(1))
+        call, before = self.tracer.call, len(self.tracer.adds)
+        result = function(*args, **(kwargs or {}))
+        for add in self.tracer.adds[before:]:
+            hit = self._hits[call, path]
+            self.sites[add] = Site(path, hit, add.operation, 1 - add.paths.skip_operand)
+        self._hits[call, path] += 1
+        return result
+
+
+class ScaledAdds(nn.Module):
+    """skip + branch_scale(branch), at additions in the module's own forward"""
+
+    branch_scales: nn.ModuleList
+    branch_sites: dict[Path, dict[int, tuple[int, Site]]]
+    """By path and hit: the number of the scale, and the site."""
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Frames tell which addition it is; a compiler has none, so it leaves this module out."""
+        with _Scaling(self):
+            return super().forward(*args, **kwargs)
+
+
+class _Scaling(TorchFunctionMode):
+    def __init__(self, module: ScaledAdds) -> None:
+        super().__init__()
+        self.module = module
+        self.hits: Counter[Path] = Counter()
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if getattr(function, "__name__", "") in _FUNCTIONS:
+            path, running = call_path(sys._getframe(1))
+            if running is self.module:
+                hits = self.module.branch_sites.get(path)
+                hit = self.hits[path]
+                self.hits[path] += 1
+                # A loop that runs longer than it did at the conversion goes on with its last scale.
+                found = hits and hits.get(min(hit, max(hits)))
+                if found:
+                    scale = self.module.branch_scales[found[0]]
+                    return _add(function, found[1], scale, args, kwargs)
+        return function(*args, **kwargs)
+
+
+def _add(
+    function: Any,
+    site: Site,
+    scale: Callable[[Tensor], Tensor],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    in_place = function.__name__.endswith("_") and function.__name__ not in _OUT_OF_PLACE
+    if not in_place or site.operand == 1:
+        args, kwargs = _scale_operand(site, scale, args, kwargs)
+        return function(*args, **kwargs)
+    # The branch itself is written into: its old value is needed to learn the scale.
+    branch = args[0]
+    return branch.copy_(function(scale(branch.clone()), *args[1:], **kwargs))
+
+
+def _scale_operand(
+    site: Site, scale: Callable[[Tensor], Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if site.operation == "sum":
+        axis = args[1] if len(args) > 1 else kwargs["dim"]
+        axis = axis if isinstance(axis, int) else axis[0]
+        parts = list(args[0].unbind(axis))
+        parts[site.operand] = scale(parts[site.operand])
+        return (torch.stack(parts, axis), *args[1:]), kwargs
+    position = _OPERANDS.get(site.operation, (0, 1))[site.operand]
+    if position < len(args):
+        return (*args[:position], scale(args[position]), *args[position + 1 :]), kwargs
+    keyword = _KEYWORDS.get(site.operation, "other") if site.operand else "input"
+    return args, {**kwargs, keyword: scale(kwargs[keyword])}

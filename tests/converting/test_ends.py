@@ -1,0 +1,444 @@
+"""A scalar wherever a branch ends; what has none is left as it was and named."""
+
+from __future__ import annotations
+
+import copy
+import io
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from skipinit import convert, probe
+from skipinit.converting.sites import ScaledAdds
+from skipinit.errors import SkipinitError
+from support.convert_models import TiedNorm, scalars, with_statistics
+from support.probe_models import Function, vectors
+
+X = vectors(8)
+
+
+class Block(nn.Module):
+    """Layers and a norm; the forward is that of the test."""
+
+    def __init__(self, end) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 6)
+        self.norm, self.relu, self.identity = nn.BatchNorm1d(6), nn.ReLU(), nn.Identity()
+        self.shift = nn.Parameter(torch.arange(6.0))
+        self.end = end
+
+    def forward(self, x):
+        return self.end(self, x, self.norm(self.a(x)).relu())
+
+
+def add_with_dropout(x, residual):
+    return residual + F.dropout(x, 0.0)
+
+
+def in_place(m, x, h):
+    out = m.b(h) * m.c(h).sigmoid()
+    out += x
+    return out
+
+
+ENDS = {
+    "sum": lambda m, x, h: x + (m.b(h) + m.c(h)),
+    "product": lambda m, x, h: x + m.b(h) * m.c(h).sigmoid(),
+    "concatenation": lambda m, x, h: x + torch.cat([m.b(h)[:, :3], m.c(h)[:, 3:]], 1),
+    "function": lambda m, x, h: x + F.gelu(m.b(h)),
+    "condition": lambda m, x, h: x + torch.where(h > 0, m.b(h), m.c(h)),
+    "interpolation": lambda m, x, h: x + F.interpolate(m.b(h)[None], scale_factor=1)[0],
+    "identity": lambda m, x, h: x + m.identity(F.gelu(m.b(h))),
+    "bias of its own": lambda m, x, h: x + (m.b(h) + m.shift),
+    "module with other uses": lambda m, x, h: x + m.relu(m.b(m.relu(m.c(h)))),
+    "norm with other uses": lambda m, x, h: x + m.norm(m.b(h)),
+    "branch first": lambda m, x, h: F.gelu(m.b(h)) + x,
+    "in place": in_place,
+    "method": lambda m, x, h: F.gelu(m.b(h)).add_(x),
+    "keyword": lambda m, x, h: torch.add(x, other=F.gelu(m.b(h))),
+    "difference": lambda m, x, h: x - F.gelu(m.b(h)),
+    "addcmul": lambda m, x, h: torch.addcmul(x, m.b(h), F.gelu(m.c(h))),
+    "index_add": lambda m, x, h: x.index_add(0, torch.arange(8), F.gelu(m.b(h))),
+    "stack": lambda m, x, h: torch.stack([x, F.gelu(m.b(h))]).sum(0),
+    "helper": lambda m, x, h: add_with_dropout(m.b(h) * m.c(h), x),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_every_end_gets_its_scalar(end):
+    model = nn.Sequential(*(Block(ENDS[end]) for _ in range(3)))
+    conversion = convert(model, X, seed=0)
+    converted = conversion.model
+    assert conversion.left == ()
+    assert len(scalars(converted)) == conversion.num_blocks == 3
+    assert [row.branch_share for row in conversion.after.rows] == [0.0] * 3
+    torch.testing.assert_close(converted(X), X)
+    kept = convert(with_statistics(model), X, keep_function=True).model
+    torch.testing.assert_close(kept.eval()(X), model.eval()(X))
+
+
+def test_scalar_at_the_add_is_alpha_times_the_branch():
+    """And it learns, copies, saves, and survives a different way through the forward."""
+    model = nn.Sequential(Block(ENDS["function"]), Block(ENDS["sum"]))
+    converted = convert(model, X, seed=0).model
+    assert all(isinstance(block, ScaledAdds) for block in converted)
+    assert list(scalars(converted)) == [f"{i}.branch_scales.0.branch_alpha" for i in range(2)]
+    for value in scalars(converted).values():
+        nn.init.constant_(value, 0.5)
+    first, second = converted
+    h = X + 0.5 * F.gelu(first.b(first.a(X).relu()))
+    inner = second.a(h).relu()
+    wanted = h + 0.5 * (second.b(inner) + second.c(inner))
+    torch.testing.assert_close(converted(X), wanted)
+    converted(X).square().mean().backward()
+    assert all(value.grad.abs() > 0 for value in scalars(converted).values())
+    file = io.BytesIO()
+    torch.save(convert(nn.Sequential(Ending()), X).model, file)
+    file.seek(0)
+    assert torch.equal(torch.load(file, weights_only=False)(X), X)
+    torch.testing.assert_close(copy.deepcopy(converted)(X), wanted)
+
+
+class Ending(nn.Module):
+    """As a model in a file of the user's: its class can be saved by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.norm = nn.Linear(6, 6), nn.LayerNorm(6)
+
+    def forward(self, x, mask=None):
+        h = self.a(self.norm(x))
+        if mask is not None:
+            h = h + mask
+        return x + F.gelu(h)
+
+
+def test_scalar_at_the_add_is_found_by_its_place_not_by_counting():
+    converted = convert(Ending(), X).model
+    assert torch.equal(converted(X, mask=torch.ones(8, 6)), X)
+
+
+def test_scalar_at_the_add_exports_and_compiles_around():
+    converted = convert(nn.Sequential(Ending(), nn.Linear(6, 6)), X, seed=0).model
+    for value in scalars(converted).values():
+        nn.init.constant_(value, 0.5)
+    wanted = converted(X)
+    program = torch.export.export(converted, (X,))
+    torch.testing.assert_close(program.module()(X), wanted)
+    torch.testing.assert_close(torch.compile(converted, backend="eager")(X), wanted)
+
+
+def test_a_loop_has_one_scalar_for_the_layers_it_repeats():
+    def repeat(m, x, h, times=3):
+        for _ in range(times):
+            x = x + F.gelu(m.b(x))
+        return x
+
+    with pytest.warns(UserWarning, match="doubtful: blocks that share their weights"):
+        converted = convert(Block(lambda m, x, h: repeat(m, m.norm(x), h)), X).model
+    assert len(scalars(converted)) == 1
+    longer = convert(Block(ENDS["sum"]), X).model
+    assert len(scalars(longer)) == 1
+
+
+class Inner(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm1, self.conv1 = nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3, 1, 1)
+
+    def forward(self, x):
+        return x + self.conv1(self.norm1(x).relu())
+
+
+class Nested(nn.Module):
+    """x + c2(relu(n2(inner(n(x)))))"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.n, self.inner, self.n2, self.c2 = (
+            nn.BatchNorm2d(4),
+            Inner(),
+            nn.BatchNorm2d(4),
+            nn.Conv2d(4, 4, 1),
+        )
+
+    def forward(self, x):
+        return x + self.c2(self.n2(self.inner(self.n(x))).relu())
+
+
+def test_nested_blocks_start_at_the_identity():
+    images = torch.randn(4, 4, 8, 8, generator=torch.Generator().manual_seed(0))
+    conversion = convert(nn.Sequential(*(Nested() for _ in range(20))), images, seed=0)
+    assert conversion.num_blocks == len(scalars(conversion.model)) == 40
+    assert [row.branch_share for row in conversion.after.rows] == [0.0] * 40
+    assert torch.equal(conversion.model(images), images)
+    outer = next(change for change in conversion.changes if change.module == "0.c2")
+    inner = next(change for change in conversion.changes if change.module == "0.inner.norm1")
+    assert (outer.block, inner.block) == ("0", "0.inner")
+
+
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor is True:UserWarning")
+def test_encoder_and_decoder_start_at_the_identity():
+    model = nn.Transformer(16, 4, 2, 2, 32, batch_first=True, norm_first=True, dropout=0.0)
+    source, target = torch.randn(2, 5, 16), torch.randn(2, 7, 16)
+    conversion = convert(model, (source, target), seed=0)
+    assert conversion.num_blocks == len(conversion.after.rows) == 10
+    assert all(row.branch_share == 0 for row in conversion.after.rows)
+    assert torch.equal(conversion.model(source, target), target)
+
+
+def test_one_norm_in_two_places():
+    for options in ({}, {"keep_function": True}):
+        conversion = convert(with_statistics(TiedNorm()), X, **options)
+        assert conversion.num_norms == 1
+        assert not any(isinstance(module, nn.BatchNorm1d) for module in conversion.model.modules())
+    model = with_statistics(TiedNorm())
+    kept = convert(model, X, keep_function=True).model
+    torch.testing.assert_close(kept.eval()(X), model.eval()(X))
+
+
+class RootMeanSquare(nn.Module):
+    """A norm whose name does not say so, and its learned scale at the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((6,), 0.3))
+
+    def forward(self, x):
+        return x * x.square().mean(-1, keepdim=True).rsqrt() * self.weight
+
+
+class Sandwich(nn.Module):
+    """Norms before and after the layer, of one type."""
+
+    def __init__(self, norm) -> None:
+        super().__init__()
+        self.before, self.layer, self.after = norm(), nn.Linear(6, 6), norm()
+
+    def forward(self, x):
+        return x + self.after(self.layer(self.before(x)).to(self.after.weight.dtype))
+
+
+def test_norms_of_ones_own():
+    model = nn.Sequential(*(Sandwich(RootMeanSquare) for _ in range(3)))
+    with pytest.warns(UserWarning, match=r"0.before, 0.after, .*if it is nothing but a norm, give norms=\("):
+        conversion = convert(model, X)
+    assert conversion.num_norms == 0
+    assert sum(isinstance(module, RootMeanSquare) for module in conversion.model.modules()) == 6
+    assert len(conversion.left) == 6
+    assert conversion.num_blocks == 3
+    conversion = convert(model, X, norms=RootMeanSquare)
+    assert (conversion.num_norms, conversion.left) == (6, ())
+    assert torch.equal(conversion.model(X), X)
+    with pytest.raises(SkipinitError, match="RootMeanSquare normalizes inside its own forward"):
+        convert(model, X, strict=True)
+
+
+class MyRMSNorm(RootMeanSquare):
+    """A norm whose name says so."""
+
+
+def test_sandwich_norms_whose_weights_the_forward_looks_at():
+    conversion = convert(nn.Sequential(*(Sandwich(MyRMSNorm) for _ in range(2))), X)
+    assert conversion.num_norms == 4
+    assert torch.equal(conversion.model(X), X)
+    assert not any("before" in name for name in conversion.model.state_dict())
+
+
+class FrozenBatchNorm(nn.Module):
+    """As torchvision's: all four are buffers, and no operation of it is a norm's."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        for name, value in (("weight", 0.5), ("bias", 0.1), ("running_mean", 0.2), ("running_var", 2.0)):
+            self.register_buffer(name, torch.full((channels,), value))
+        self.eps = 1e-5
+
+    def forward(self, x):
+        scale = (self.weight * (self.running_var + self.eps).rsqrt()).view(1, -1, 1, 1)
+        return x * scale + (self.bias - self.running_mean * scale.flatten()).view(1, -1, 1, 1)
+
+
+def test_frozen_batch_norm_is_folded():
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(4, 4, 3, 1, 1, bias=False), FrozenBatchNorm(4)
+
+        def forward(self, x):
+            return x + self.norm(self.conv(x.relu()))
+
+    model = nn.Sequential(Net(), Net()).double()
+    x = torch.randn(2, 4, 8, 8, dtype=torch.float64)
+    kept = convert(model, x, keep_function=True)
+    assert kept.num_norms == 2
+    assert [change.added for change in kept.changes if change.removed] == [
+        "folded into 0.conv",
+        "folded into 1.conv",
+    ]
+    assert kept.difference < 1e-12
+    assert torch.equal(convert(model, x).model(x), x)
+
+
+def net():
+    return nn.Sequential(*(Sandwich(lambda: nn.LayerNorm(6)) for _ in range(3)), nn.Linear(6, 3))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"exclude": "1"}, {"only": ("0", "2", "3")}, {"only": ["[023]"]}, {"exclude": ["1.*", "1"]}],
+)
+def test_parts_of_a_model_can_stay_as_they_are(options):
+    model = net()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        conversion = convert(model, X, **options)
+    stayed = {name: p for name, p in conversion.model.named_parameters() if name.startswith("1.")}
+    assert stayed.keys() == {name for name, _ in model.named_parameters() if name.startswith("1.")}
+    assert all(torch.equal(value, model.get_parameter(name)) for name, value in stayed.items())
+    assert (conversion.num_blocks, conversion.num_norms) == (2, 4)
+
+
+def test_parts_by_type():
+    conversion = convert(nn.Sequential(Nested(), Nested()), torch.randn(2, 4, 8, 8), exclude=Inner)
+    assert conversion.num_blocks == 2
+    assert sum(isinstance(module, nn.BatchNorm2d) for module in conversion.model.modules()) == 2
+
+
+def test_layers_dropped_at_random_are_converted_all_the_same():
+    class Dropping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(Sandwich(lambda: nn.LayerNorm(6)) for _ in range(6))
+
+        def forward(self, x):
+            for layer in self.layers:
+                if not (self.training and torch.rand(()) < 0.5):
+                    x = layer(x)
+            return x
+
+    model = Dropping().train()
+    assert [convert(model, X).num_blocks for _ in range(3)] == [6] * 3
+
+
+class Adding(nn.Sequential):
+    def forward(self, x):
+        return x + F.gelu(super().forward(x))
+
+
+def test_interpolation_scales_its_end():
+    conversion = convert(Block(lambda m, x, h: torch.lerp(x, F.gelu(m.b(h)), 0.25)), X)
+    assert [row.branch_share for row in conversion.after.rows] == [0.0]
+    torch.testing.assert_close(conversion.model(X), 0.75 * X)
+
+
+def test_add_in_place_whose_result_is_not_taken():
+    def write(m, x, h):
+        out = m.b(h) * m.c(h)
+        out.add_(x)
+        return out
+
+    converted = convert(Block(write), X, seed=0).model
+    assert torch.equal(converted(X), X)
+    (alpha,) = scalars(converted).values()
+    nn.init.constant_(alpha, 0.5)
+    h = converted.a(X).relu()
+    branch = converted.b(h) * converted.c(h)
+    torch.testing.assert_close(converted(X), X + 0.5 * branch)
+    weights = torch.randn(8, 6)
+    (gradient,) = torch.autograd.grad((converted(X) * weights).sum(), alpha)
+    torch.testing.assert_close(gradient, (branch * weights).sum())
+
+
+def test_what_stays_is_named_and_strict_refuses():
+    """A sequence that adds: a further module in it would be run as one of its layers."""
+    model = nn.Sequential(Adding(nn.BatchNorm1d(6), nn.Linear(6, 6)), Block(ENDS["sum"]))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        conversion = convert(model, X)
+    texts = " ".join(str(warning.message) for warning in caught)
+    assert "left as they were: 0 (its branch cannot be scaled from outside" in texts
+    assert "0.0 (its branch has no scalar)" in texts
+    assert "branches that contribute from the start, unlike SkipInit's: 0 (" in texts
+    assert isinstance(conversion.model[0][0], nn.BatchNorm1d)
+    assert len(scalars(conversion.model)) == 1
+    with pytest.raises(SkipinitError, match=r"0 \(its branch cannot be scaled"):
+        convert(model, X, strict=True)
+
+
+def test_rounding_that_a_network_multiplies_is_not_a_fault():
+    """Each layer multiplies by 50; outputs in float32 differ, in float64 they agree."""
+
+    class Chaotic(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.norm = nn.Linear(6, 6), nn.BatchNorm1d(6)
+
+        def forward(self, x):
+            return x + self.norm(self.layer(torch.sin(50 * x)))
+
+    torch.manual_seed(0)
+    model = with_statistics(nn.Sequential(*(Chaotic() for _ in range(4))))
+    with pytest.warns(UserWarning, match="multiplies rounding errors"):
+        conversion = convert(model, X, keep_function=True)
+    assert conversion.difference > 5e-4
+
+
+def test_balance_is_the_same_before_and_after_where_the_function_is():
+    model = with_statistics(nn.Sequential(*(Block(ENDS["function"]) for _ in range(3))).double())
+    conversion = convert(model, X.double(), keep_function=True)
+    shares = [[row.branch_share for row in report.rows] for report in (conversion.before, conversion.after)]
+    assert shares[0] == pytest.approx(shares[1], rel=1e-9)
+
+
+def test_complex_weights_are_not_quantized():
+    class Spectral(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(6, 6, dtype=torch.complex64))
+            self.norm = nn.LayerNorm(6)
+
+        def forward(self, x):
+            return x + torch.fft.ifft(torch.fft.fft(self.norm(x).to(torch.complex64)) @ self.weight)
+
+    model = nn.Sequential(Spectral())
+    x = torch.complex(X, X)
+    model[0].norm = nn.Sequential()  # A norm that takes complex values is one's own.
+    assert len(probe(model, x).rows) == 1
+
+
+def test_tied_embedding_is_not_redrawn():
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.block, self.head = nn.Embedding(20, 6), net()[0], nn.Linear(6, 20, bias=False)
+            self.head.weight = self.table.weight
+
+        def forward(self, ids):
+            return self.head(self.block(self.table(ids)))
+
+    model, ids = Tied(), torch.arange(8).view(2, 4)
+    converted = convert(model, ids).model
+    assert converted.head.weight is converted.table.weight
+    assert torch.equal(converted.table.weight, model.table.weight)
+
+
+def test_first_loss_is_near_that_of_chance():
+    model = nn.Sequential(nn.Linear(6, 6), *(net()[0] for _ in range(4)), nn.Linear(6, 10))
+    x, targets = 30 * torch.randn(512, 6), torch.randint(10, (512,))
+    losses = {
+        start: F.cross_entropy(convert(model, x, seed=0, classifier_init=start).model(x), targets).item()
+        for start in ("small", "he", "zero")
+    }
+    chance = torch.tensor(10.0).log().item()
+    assert losses["zero"] == pytest.approx(chance, abs=1e-5)
+    assert abs(losses["small"] - chance) < 0.6
+    assert losses["he"] > 10
+
+
+def test_function_under_another_name():
+    """The lambda's own layers: what the block's forward calls is part of the block."""
+    assert convert(Function(lambda m, x: x + F.gelu(m.a(m.norm(x)))), X).num_blocks == 1

@@ -1,0 +1,127 @@
+"""A converted network trains by the recipe, and what does not train says so."""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import skipinit
+from skipinit.converting.recipe import stuck
+from skipinit.errors import ConfigError
+from support.convert_models import CifarResNet, scalars
+
+X = torch.randn(256, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+Y = X.flatten(1)[:, :10].argmax(1)
+
+
+def converted():
+    torch.manual_seed(0)
+    return skipinit.convert(CifarResNet(1, 8), X[:32], seed=0).model
+
+
+def batches():
+    return [(X[i : i + 64], Y[i : i + 64]) for i in range(0, 256, 64)]
+
+
+def test_decay_is_on_weights_alone_and_every_parameter_has_one_place():
+    model = converted()
+    decayed, others = skipinit.recipe(model, 0.1).optimizer.param_groups
+    assert (decayed["weight_decay"], others["weight_decay"]) == (5e-4, 0.0)
+    placed = [id(p) for group in (decayed, others) for p in group["params"]]
+    assert sorted(placed) == sorted(id(p) for p in model.parameters())
+    assert {id(p) for p in decayed["params"]} == {id(p) for p in skipinit.l2_parameters(model).values()}
+    assert {id(p) for p in scalars(model).values()} <= {id(p) for p in others["params"]}
+
+
+def test_first_step_is_that_of_clipped_sgd():
+    """Against the update by hand: the gradient, cut to norm 1, times the first rate of the warm-up."""
+    model = nn.Linear(4, 3)
+    twin = copy.deepcopy(model)
+    x, y = 100 * torch.randn(8, 4), torch.randint(3, (8,))
+    F.cross_entropy(twin(x), y).backward()
+    norm = math.sqrt(sum(p.grad.square().sum().item() for p in twin.parameters()))
+    assert norm > 1
+    skipinit.recipe(model, 0.5, warm_up=10, weight_decay=0.0).step(F.cross_entropy(model(x), y))
+    for after, before in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(after, before - 0.05 * before.grad / norm, rtol=1e-4, atol=1e-6)
+
+
+def test_rate_rises_and_falls():
+    recipe = skipinit.recipe(nn.Linear(2, 2), 1.0, steps=100, warm_up=10)
+    rates = []
+    for _ in range(100):
+        rates.append(recipe.optimizer.param_groups[0]["lr"])
+        recipe.optimizer.step()
+        recipe.schedule.step()
+    assert rates[0] == pytest.approx(0.1)
+    assert rates[50] == pytest.approx(0.5)
+    assert rates[-1] < 1e-3
+
+
+def test_loss_that_stays_is_noticed():
+    chance = math.log(10)
+    assert stuck([chance] * 49, 10) is None
+    assert stuck([chance] * 50, 10).startswith(
+        "stuck at chance: after 50 steps the loss is 2.3, ln(10) = 2.3"
+    )
+    assert stuck([chance] * 25 + [1.5] * 25, 10) is None
+    assert "no progress" in stuck([3.0] + [4.0] * 49)
+    assert "the loss is nan" in stuck([math.nan] * 50)
+    model = nn.Linear(4, 10)
+    recipe = skipinit.recipe(model, 1e-9, classes=10)
+    nn.init.zeros_(model.weight)
+    nn.init.zeros_(model.bias)
+    for _ in range(49):
+        recipe.step(F.cross_entropy(model(torch.ones(10, 4)), torch.arange(10)))
+    loss = F.cross_entropy(model(torch.ones(10, 4)), torch.arange(10))
+    with pytest.warns(UserWarning, match="stuck at chance"):
+        recipe.step(loss)
+
+
+def test_find_rate_leaves_all_as_it_was_and_finds_the_best_of_a_sweep(tmp_path):
+    model = converted()
+    before, state = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    found = skipinit.find_rate(model, batches(), steps=24)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    losses = {}
+    for power in range(-8, 3):
+        trained = copy.deepcopy(model).train()
+        recipe = skipinit.recipe(trained, 2.0**power, warm_up=4)
+        for step in range(24):
+            x, y = batches()[step % 4]
+            recipe.step(F.cross_entropy(trained(x), y))
+        losses[2.0**power] = sum(recipe.losses[-6:]) / 6
+    best = min(losses, key=losses.__getitem__)
+    assert best / 2 <= found.rate <= best * 2
+    found.plot(tmp_path / "rate.svg")
+    assert "<svg" in (tmp_path / "rate.svg").read_text()
+    assert str(found).startswith(f"rate {found.rate:.3g}; loss after 24 steps")
+
+
+def test_converted_network_trains_by_the_recipe():
+    model = converted().train()
+    recipe = skipinit.recipe(model, 0.1, classes=10, warm_up=10)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for step in range(120):
+            x, y = batches()[step % 4]
+            recipe.step(F.cross_entropy(model(x), y))
+    assert recipe.losses[-1] < 0.8 * recipe.losses[0]
+
+
+@pytest.mark.parametrize("rate", [0, -1.0, math.nan, "fast"])
+def test_wrong_rate_is_refused(rate):
+    with pytest.raises(ConfigError, match="it must be a positive number"):
+        skipinit.recipe(nn.Linear(2, 2), rate)
+
+
+def test_no_batches_are_refused():
+    with pytest.raises(ConfigError, match="batches is empty"):
+        skipinit.find_rate(nn.Linear(2, 2), [])
