@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test quick lint docs wheel clean
+.PHONY: demo test quick torture lint docs wheel clean
 
 demo: $(READY)
 	$(BIN)/skipinit demo --out demo
@@ -14,6 +14,9 @@ test: $(READY)
 
 quick: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup --quick  # no test that trains or starts a process
+
+torture: $(READY)
+	OMP_NUM_THREADS=1 SKIPINIT_TORTURE=$${SKIPINIT_TORTURE:-1000} $(BIN)/python -m pytest -n 2 --dist loadgroup tests/faults
 
 lint: $(READY)
 	$(BIN)/ruff check .
