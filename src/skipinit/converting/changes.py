@@ -70,9 +70,9 @@ class Conversion:
         names, removed, added = (list(column) for column in zip(*lines, strict=True))
         if not every:
             names = [shorten(name, 24) for name in names]
-            rest = WIDTH - 4 - max(map(len, names))
-            removed = [_cut(cell, rest * 2 // 5) for cell in removed]
-            added = [_cut(cell, rest - max(map(len, removed))) for cell in added]
+            space = WIDTH - 4 - max(map(len, names))
+            removed = [_cut(cell, space * 2 // 5) for cell in removed]
+            added = [_cut(cell, space - max(map(len, removed))) for cell in added]
         return align([names, removed, added])
 
     def to_json(self) -> str:
