@@ -31,12 +31,13 @@ if TYPE_CHECKING:
     from .paper.collect import JudgedClaim, claims
     from .paper.reproduce import reproduce
     from .probing.adds import ResidualAdd
-    from .probing.balance import Growth, ProbeReport, ProbeRow, Verdict
+    from .probing.balance import ProbeReport, ProbeRow
     from .probing.check import CheckError, Violation
     from .probing.compare import Comparison, compare
     from .probing.depths import DepthCheck, DepthRow, depth_check
     from .probing.history import Measurement, WatchReport, WatchRow
     from .probing.measure import find_residual_adds, probe
+    from .probing.verdict import Growth, Verdict
     from .probing.watch import Watch, watch
     from .reporting.page import report
     from .sweeping.engine import Outcome, sweep
@@ -61,7 +62,7 @@ _HOME = {
     "Evaluation": "sweeping.single",
     "Finding": "paper.claims.claim",
     "GhostBatchNorm2d": "nets.merges",
-    "Growth": "probing.balance",
+    "Growth": "probing.verdict",
     "JudgedClaim": "paper.collect",
     "Measurement": "probing.history",
     "ModelConfig": "config",
@@ -80,7 +81,7 @@ _HOME = {
     "TheoryConfig": "config",
     "TrainConfig": "config",
     "TrainResult": "training.records",
-    "Verdict": "probing.balance",
+    "Verdict": "probing.verdict",
     "Violation": "probing.check",
     "Watch": "probing.watch",
     "WatchReport": "probing.history",

@@ -15,8 +15,8 @@ import torch
 
 from skipinit.errors import ConfigError, SkipinitError
 from skipinit.nets.create import create_model
-from skipinit.probing.balance import fit_growth
 from skipinit.probing.measure import probe
+from skipinit.probing.verdict import fit_growth
 from support.probe_models import Function, images, vectors
 
 IMAGES, VECTORS = images(4), vectors(64)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ..errors import DataError
 from ..files import append_whole, read_whole, write_whole
-from ..probing.balance import csv_text
+from ..probing.columns import csv_text
 from ..probing.history import CSV_COLUMNS, Measurement
 
 

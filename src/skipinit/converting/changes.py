@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..extras import need
-from ..probing.balance import WIDTH, ProbeReport, align, shorten, wrap
+from ..probing.balance import ProbeReport
+from ..probing.columns import WIDTH, align, shorten, wrap
 
 if TYPE_CHECKING:
     from torch import nn

@@ -25,7 +25,8 @@ from ..data.images import load
 from ..files import write_whole
 from ..nets.create import create_model
 from ..nets.layers import l2_parameters
-from ..probing.balance import ProbeReport, ProbeRow, csv_text
+from ..probing.balance import ProbeReport, ProbeRow
+from ..probing.columns import csv_text
 from ..probing.laws import (
     normalized_variance,
     relu_moving_variance,

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
 from ..errors import ConfigError, SkipinitError, unknown_name
-from .balance import EXPLODING_FROM
 from .laws import stages
+from .verdict import EXPLODING_FROM
 
 if TYPE_CHECKING:
-    from .balance import Growth, ProbeReport
+    from .balance import ProbeReport
+    from .verdict import Growth
 
 Law = Literal["constant", "linear", "exponential"]
 

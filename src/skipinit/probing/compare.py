@@ -11,7 +11,8 @@ from typing import Any
 from torch import nn
 
 from ..errors import ConfigError
-from .balance import ProbeReport, ProbeRow, align, csv_text
+from .balance import ProbeReport, ProbeRow
+from .columns import align, csv_text
 from .forward import Inputs
 from .measure import probe
 

@@ -14,9 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError
-from .balance import EXPLODING_FROM, ProbeReport, ProbeRow, align, csv_text
+from .balance import ProbeReport, ProbeRow
+from .columns import align, csv_text
 from .forward import Inputs
 from .measure import Loss, probe
+from .verdict import EXPLODING_FROM
 
 _DOUBLING = 2**0.25
 """A quantity that changes by less than this factor when the depth doubles counts as constant."""

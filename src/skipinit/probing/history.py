@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, unknown_name
-from .balance import align, csv_text
+from .columns import align, csv_text
 
 QUANTITIES = {
     "branch_share": "branch share of output variance",

@@ -1,0 +1,184 @@
+"""What the rows of a probe say about a network: bias to the identity, growth with depth, advice."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING, Literal
+
+from .laws import Prediction, predict, stages
+
+if TYPE_CHECKING:
+    from .adds import ResidualAdd
+    from .balance import ProbeReport, ProbeRow
+
+BIASED_BELOW = 1 / 3
+"""A typical branch share under this is a bias towards the identity; equal operands have 1/2."""
+CONSTANT_WITHIN = 1.25
+"""A fitted line that changes by less than this factor over the blocks it was fitted to is constant."""
+EXPLODING_FROM = 1.2
+"""Growth per block from which depth is limited: 1.2^100 is 10^8."""
+
+
+@dataclass(frozen=True)
+class Growth:
+    """How the skip variance changes from block to block."""
+
+    law: Literal["exponential", "linear", "constant", "unknown"]
+    rate: float | None
+    """Factor per block if exponential; increase per block if linear; the level if constant."""
+    blocks: int
+    """How many consecutive blocks it was fitted to."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the rows say about the network. The first three are None if there are no rows."""
+
+    biased_to_identity: bool | None
+    typical_branch_share: float | None
+    """Median over the blocks."""
+    least_balanced: str | None
+    """The block whose branch share is farthest from one half."""
+    growth: Growth
+    text: str
+    """All of it in sentences."""
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def judge(report: ProbeReport) -> Verdict:
+    """The verdict over all rows."""
+    rows = report.rows
+    if not rows:
+        return Verdict(None, None, None, Growth("unknown", None, 0), _explain_no_rows(report))
+    share = median(row.branch_share for row in rows)
+    worst = max(rows, key=lambda row: abs(row.branch_share - 0.5))
+    # Variance simply adds up only where no projection lies between the blocks.
+    longest = max(stages(report.adds), key=len)
+    growth = fit_growth([rows[i].skip_variance for i in longest])
+    doubtful = [add.name for add in report.adds if add.doubt]
+    sentences = [
+        _say_bias(share),
+        *([_say_worst(worst)] if any(row.branch_share != worst.branch_share for row in rows) else []),
+        *([_say_doubt(report.adds, doubtful)] if doubtful else []),
+        _say_growth(growth),
+        _say_theory(predict(report), rows),
+        _advise(report, growth, share),
+    ]
+    if report.first_nonfinite:
+        sentences.insert(0, f"NaN or infinity first appears in {report.first_nonfinite}; rows end before it.")
+    return Verdict(share < BIASED_BELOW, share, worst.name, growth, "\n".join(sentences))
+
+
+def _explain_no_rows(report: ProbeReport) -> str:
+    if report.first_nonfinite:
+        return f"NaN or infinity appears in the very first block, {report.first_nonfinite}: no rows to show."
+    additions = "none"
+    if report.rejected:
+        reasons = "; ".join(f"{count} because {reason}" for reason, count in report.rejected.items())
+        additions = f"{sum(report.rejected.values())}, rejected {reasons}"
+    return (
+        f"{report.model} has no residual add, x + f(x) with layers in f. "
+        f"Operations on these inputs: {report.operations}. Additions: {additions}."
+    )
+
+
+def fit_growth(variances: Sequence[float]) -> Growth:
+    """The better of two least-squares fits, v = a r^l and v = a + b l, judged by their error in log v.
+
+    So a factor too much and a factor too little weigh the same, at any size. Fewer than three blocks, or a
+    variance of zero, tell nothing.
+    """
+    count = len(variances)
+    if count < 3 or min(variances) <= 0:
+        return Growth("unknown", None, count)
+    depths = range(count)
+    level, slope = _least_squares(depths, [math.log(v) for v in variances], [1.0] * count)
+    if abs(slope) * (count - 1) < math.log(CONSTANT_WITHIN):
+        return Growth("constant", math.exp(level + slope * (count - 1) / 2), count)
+    start, step = _least_squares(depths, variances, [v**-2 for v in variances])
+    pairs = list(zip(depths, variances, strict=True))
+    exponential = sum((level + slope * x - math.log(v)) ** 2 for x, v in pairs)
+    positive = min(start, start + step * (count - 1)) > 0
+    if not positive or exponential < sum(math.log((start + step * x) / v) ** 2 for x, v in pairs):
+        return Growth("exponential", math.exp(slope), count)
+    return Growth("linear", step, count)
+
+
+def _least_squares(xs: Sequence[float], ys: Sequence[float], weights: Sequence[float]) -> tuple[float, float]:
+    """Intercept and slope of the weighted straight line."""
+    total = sum(weights)
+    x_mean = sum(w * x for w, x in zip(weights, xs, strict=True)) / total
+    y_mean = sum(w * y for w, y in zip(weights, ys, strict=True)) / total
+    spread = sum(w * (x - x_mean) ** 2 for w, x in zip(weights, xs, strict=True))
+    together = sum(w * (x - x_mean) * (y - y_mean) for w, x, y in zip(weights, xs, ys, strict=True))
+    slope = together / spread
+    return y_mean - slope * x_mean, slope
+
+
+def _say_bias(share: float) -> str:
+    bias = "Biased" if share < BIASED_BELOW else "Not biased"
+    return (
+        f"{bias} towards the identity: the typical branch gives {share:.2%} of its block's output variance."
+    )
+
+
+def _say_worst(worst: ProbeRow) -> str:
+    return (
+        f"Least balanced: {worst.name}, whose branch gives {worst.branch_share:.2%} of the output variance."
+    )
+
+
+def _say_doubt(adds: Sequence[ResidualAdd], doubtful: Sequence[str]) -> str:
+    readings = dict.fromkeys(add.doubt for add in adds if add.doubt)
+    blocks = "block" if len(doubtful) == 1 else "blocks"
+    return f"Doubtful: {len(doubtful)} {blocks}, the first {doubtful[0]}: {'; '.join(map(str, readings))}."
+
+
+def _say_growth(growth: Growth) -> str:
+    where = f"over {growth.blocks} blocks in a row"
+    match growth.law:
+        case "exponential":
+            return f"The variance changes exponentially with depth, {growth.rate:.3g}-fold a block {where}."
+        case "linear":
+            return f"The variance changes linearly with depth, by {growth.rate:+.3g} a block {where}."
+        case "constant":
+            return f"The variance stays constant with depth, at about {growth.rate:.3g} {where}."
+    return "Too few blocks in a row to tell how the variance grows with depth."
+
+
+def _say_theory(prediction: Prediction | None, rows: Sequence[ProbeRow]) -> str:
+    if prediction is None:
+        return "The paper's theory makes no prediction for these blocks."
+    last, wanted = rows[-1], prediction.skip[-1]
+    return (
+        f"Theory ({prediction.law}): the last block's skip variance is {wanted:.3g}, its branch share "
+        f"{prediction.share[-1]:.2%}; measured {last.skip_variance:.3g} and {last.branch_share:.2%}."
+    )
+
+
+def _advise(report: ProbeReport, growth: Growth, share: float) -> str:
+    exploding = growth.law == "exponential" and (growth.rate or 0) >= EXPLODING_FROM
+    if exploding and share == 0:
+        return (
+            "Advice: the branches contribute nothing yet, so the variance changes on the skip path: look at "
+            "the layers and scales there."
+        )
+    if exploding or report.first_nonfinite:
+        blocks = report.num_blocks
+        return (
+            "Advice: scale each branch by a learned scalar that starts at 0 (SkipInit) or at most "
+            f"1/sqrt({blocks}) = {blocks**-0.5:.2g}, or normalize it: deep networks do not train without."
+        )
+    if share < BIASED_BELOW:
+        return "Advice: none; blocks near the identity keep the signal, forward and backward, at any depth."
+    if report.num_blocks < 20:
+        return "Advice: none at this depth; before going much deeper, scale or normalize the branches."
+    return (
+        "Advice: the branches weigh as much as the skips; if training stalls, scale them by a learned scalar "
+        "that starts at 0 (SkipInit) or normalize them."
+    )
