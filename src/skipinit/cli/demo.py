@@ -30,7 +30,7 @@ _NEXT = """What to try next:
 
 
 def demo(seed: int = 0, out: Path = Path("demo")) -> int:
-    """See the paper's point in two minutes: which deep networks train, and which fail, beside its Table 1.
+    """See the paper's point in minutes: which deep networks train, and which fail, beside its Table 1.
 
     Trains networks of 16, 100 and 1000 layers on handwritten digits, on the CPU, with batch norm, with
     SkipInit, and in two ways that fail; measures the variances of Figure 2; writes the report.
