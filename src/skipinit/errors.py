@@ -17,6 +17,11 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
+def one_line(error: Exception) -> str:
+    """The message of an error of torch's or the user's own, without line breaks."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
 class SkipinitError(Exception):
     """A failure that the user can understand and mend: exit code 1."""
 

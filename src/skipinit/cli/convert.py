@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import tyro
 
 from ..converting.plan import make_plan
 from ..errors import ConfigError
 from ..extras import MissingExtraError
+from ..nets.own import is_own, load_model
 from .flags import Json, Model, given
-from .probe import load_model, shape_of
-
-if TYPE_CHECKING:
-    from torch import nn
+from .probe import shape_of
 
 _Flag = Annotated[bool, tyro.conf.arg(help_behavior_hint="")]
 
@@ -67,7 +65,7 @@ def convert(
     with_biases = biases if biases or no_biases else None
     make_plan(scheme, keep_function, alpha, with_biases, dropout, seed)
     shape = shape_of(input)
-    if ":" not in model:
+    if not is_own(model):
         raise ConfigError(
             f"{model!r} is not a path of the form package.module:factory; for a network of this package use "
             "skipinit.create_model(..., scheme=...)"
@@ -76,6 +74,7 @@ def convert(
 
     from ..converting.convert import convert as remove_norms
     from ..files import write_whole
+    from ..nets.pretrained import weights_of
 
     if tokens is not None and tokens < 1:
         raise ConfigError(f"--tokens {tokens} is not allowed; it must be 1 or more")
@@ -101,15 +100,6 @@ def convert(
         conversion.plot(out / "balance.svg")
     except MissingExtraError as error:  # the picture is an addition; the conversion is whole without it
         print(f"skipinit: balance.svg is left out: {error}", file=sys.stderr)
-    write_whole(out / "model.safetensors", lambda file: file.write(_serialize(conversion.model)))
+    write_whole(out / "model.safetensors", lambda file: file.write(weights_of(conversion.model)))
     print(conversion.to_json() if json_ else text)
     print(f"wrote {out}", file=sys.stderr)
-
-
-def _serialize(model: nn.Module) -> bytes:
-    """Tensors are copied, since tied weights share memory, which the format refuses."""
-    from safetensors.torch import save
-    from torch import Tensor
-
-    state = model.state_dict().items()
-    return save({name: value.clone().contiguous() for name, value in state if isinstance(value, Tensor)})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, replace
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -15,6 +14,7 @@ from ..data.catalog import DATA_SETS
 from ..errors import ConfigError, unknown_name
 from ..extras import need
 from ..nets.architectures import THEORY_NETWORKS, find_architecture
+from ..nets.own import is_own, load_model
 from .flags import Json, Model, NetworkFlags, given
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def probe(
         raise ConfigError("--check is for models; the figures have no verdict")
     if networks is not None and networks < 1:
         raise ConfigError(f"--networks {networks} is not allowed; it must be 1 or more")
-    if inputs.shape is None and ":" in model and inputs.data == "gaussian":
+    if inputs.shape is None and is_own(model) and inputs.data == "gaussian":
         raise ConfigError(f"{model}: give the shape of its input, as in --input 8x3x224x224")
     figure = model.startswith("figure")
     if figure or plot is not None or inputs.data != "gaussian":
@@ -139,7 +139,7 @@ def probe(
     net = _build(model, network, theory, inputs)
     batch, labels = _batch(model, inputs)
     report = measure(net.to(device), batch.to(device), labels.to(device) if gradients else None)
-    without_scheme = model in THEORY_NETWORKS or ":" in model
+    without_scheme = model in THEORY_NETWORKS or is_own(model)
     scheme = network.of(ModelConfig).get("scheme", "batchnorm")
     report = replace(report, model=model if without_scheme else f"{model}, {scheme}")
     if plot is not None and report.rows:
@@ -176,7 +176,7 @@ def _figure(name: str, seed: int, device: str, networks: int | None, plot: Path 
 def _build(name: str, network: NetworkFlags, theory: TheoryFlags, inputs: InputFlags) -> nn.Module:
     if name not in THEORY_NETWORKS and (theory.blocks or theory.width):
         raise ConfigError(f"--blocks and --width belong to the theory networks, {', '.join(THEORY_NETWORKS)}")
-    if ":" in name:
+    if is_own(name):
         if options := network.of(ModelConfig):
             flags = ", ".join(f"--{option.replace('_', '-')}" for option in options)
             raise ConfigError(f"{flags}: not for {name}, which takes no options; set them in your factory")
@@ -192,39 +192,6 @@ def _build(name: str, network: NetworkFlags, theory: TheoryFlags, inputs: InputF
         {} if inputs.data == "gaussian" else {"num_classes": entry.num_classes}
     )
     return build(ModelConfig(name, **{**shaped, **network.of(ModelConfig)}))
-
-
-def load_model(path: str) -> nn.Module:
-    """Import package.module and call factory without arguments: this runs the user's code."""
-    from torch import nn
-
-    from ..probing.forward import one_line
-
-    module_name, _, attribute = path.partition(":")
-    if not module_name or not attribute:
-        raise ConfigError(f"{path!r} is not a path of the form package.module:factory")
-    if "" not in sys.path:
-        sys.path.insert(0, "")  # An installed command does not look into the current folder by itself.
-    try:
-        found = import_module(module_name)
-    except Exception as error:
-        reason = f"{type(error).__name__}: {one_line(error)}"
-        raise ConfigError(f"module {module_name!r} does not import: {reason}") from error
-    factory = getattr(found, attribute, None)
-    if factory is None:
-        raise ConfigError(f"module {module_name!r} has no {attribute!r}")
-    if isinstance(factory, nn.Module):
-        return factory
-    if not callable(factory):
-        raise ConfigError(f"{path} is a {type(factory).__name__}; it must be a function that returns a model")
-    try:
-        model = factory()
-    except Exception as error:
-        reason = f"{type(error).__name__}: {one_line(error)}"
-        raise ConfigError(f"{path}() failed: {reason}; it is called without arguments") from error
-    if not isinstance(model, nn.Module):
-        raise ConfigError(f"{path}() returned a {type(model).__name__}; it must return a torch.nn.Module")
-    return model
 
 
 def _batch(name: str, inputs: InputFlags) -> tuple[Tensor, Tensor]:

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from ..errors import ConfigError, SkipinitError
+from ..errors import ConfigError, SkipinitError, one_line
 from ..probing.adds import BRANCH_SCALAR
 from ..probing.balance import ProbeReport
-from ..probing.forward import Inputs, Mode, check_model, example_inputs, one_line
+from ..probing.forward import Inputs, Mode, check_model, example_inputs
 from ..probing.measure import measure
 from .changes import Conversion
 from .flow import Flow, find_flow

@@ -37,6 +37,12 @@ def save(model: nn.Module, config: ModelConfig | TheoryConfig, folder: Path) -> 
     write_whole(folder / CONFIG, lambda file: file.write(text.encode()))
 
 
+def weights_of(model: nn.Module) -> bytes:
+    """A module's state as safetensors; copied, since tied weights share memory, which the format refuses."""
+    state = model.state_dict().items()
+    return serialize({name: value.clone().contiguous() for name, value in state if isinstance(value, Tensor)})
+
+
 def load(folder: Path, build: Callable[[ModelConfig | TheoryConfig], Net]) -> Net:
     """The network in the folder, `build` from its config; or one line that says what is wrong with it."""
     content, path = _read_content(folder / CONFIG), folder / WEIGHTS

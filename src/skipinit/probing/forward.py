@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.jit import ScriptModule
 from torch.overrides import TorchFunctionMode
 
-from ..errors import ConfigError, SkipinitError
+from ..errors import ConfigError, SkipinitError, one_line
 from .adds import TracedAdd
 from .operations import tensors_in
 from .trace import Tracer
@@ -131,11 +131,6 @@ def check_model(model: object) -> None:
         if isinstance(module, ScriptModule):
             part = path or "the model itself"
             raise ConfigError(f"{name}: {part} is scripted, which hides its layers; give the Python module")
-
-
-def one_line(error: Exception) -> str:
-    """The message of an error of torch's or the user's own, without line breaks."""
-    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _no_tensor(inputs: Any) -> ConfigError:

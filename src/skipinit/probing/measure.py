@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..errors import ConfigError
+from ..errors import ConfigError, one_line
 from .adds import ResidualAdd, TracedAdd, describe_adds
 from .balance import ProbeReport, ProbeRow
-from .forward import Inputs, Mode, one_line, traced
+from .forward import Inputs, Mode, traced
 from .operations import Kind
 from .trace import Tracer
 

@@ -1,0 +1,63 @@
+"""A model of the user's own, named by where it is made: package.module:factory. Torch comes with it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from ..errors import ConfigError, one_line
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def is_own(name: str) -> bool:
+    """Whether a model's name is the path of a factory; the names of the paper's networks have no colon."""
+    return ":" in name
+
+
+def load_model(path: str) -> nn.Module:
+    """The model at package.module:factory; a module in the factory's place is the model itself."""
+    from torch import nn
+
+    found = _find(path)
+    return found if isinstance(found, nn.Module) else load_factory(path)()
+
+
+def load_factory(path: str) -> Callable[[], nn.Module]:
+    """Import package.module, which runs the user's code; what makes a model each time it is called."""
+    from torch import nn
+
+    factory = _find(path)
+    if isinstance(factory, nn.Module) or not callable(factory):
+        raise ConfigError(f"{path} is a {type(factory).__name__}; it must be a function that returns a model")
+
+    def make() -> nn.Module:
+        try:
+            model = factory()
+        except Exception as error:
+            reason = f"{type(error).__name__}: {one_line(error)}"
+            raise ConfigError(f"{path}() failed: {reason}; it is called without arguments") from error
+        if not isinstance(model, nn.Module):
+            raise ConfigError(f"{path}() returned a {type(model).__name__}; it must return a torch.nn.Module")
+        return model
+
+    return make
+
+
+def _find(path: str) -> object:
+    module_name, _, attribute = path.partition(":")
+    if not module_name or not attribute:
+        raise ConfigError(f"{path!r} is not a path of the form package.module:factory")
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # An installed command does not look into the current folder by itself.
+    try:
+        found = import_module(module_name)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {one_line(error)}"
+        raise ConfigError(f"module {module_name!r} does not import: {reason}") from error
+    if getattr(found, attribute, None) is None:
+        raise ConfigError(f"module {module_name!r} has no {attribute!r}")
+    return getattr(found, attribute)
