@@ -1,6 +1,7 @@
 """The data sets there are, as plain data: what the command line shows and defaults are made from.
 
-Nothing here imports torch. A data set is named, or it is the path of a folder laid out like ImageNet's.
+Nothing here imports torch. A data set is named, or it is the path of an .npz file, or of a folder laid out
+like ImageNet's.
 """
 
 from __future__ import annotations
@@ -69,9 +70,13 @@ DATA_SETS: dict[str, DataSet] = {
 
 
 def describe(name: str) -> DataSet:
-    """The entry of a named data set, or one made from the folder at the path `name`."""
+    """The entry of a named data set, or one made from the file or folder at the path `name`."""
     if name in DATA_SETS:
         return DATA_SETS[name]
+    if name.endswith(".npz"):
+        from .arrays import describe_arrays
+
+        return describe_arrays(name)
     if os.path.isdir(os.path.expanduser(name)):
         from .photographs import open_folder  # it needs numpy, which a look at the table does not
 
@@ -85,7 +90,9 @@ def describe(name: str) -> DataSet:
             origin="the folder itself",
         )
     if os.sep in name:
-        raise DataError(f"{name}: no such folder; a path as data set is a folder with train/ and val/ inside")
+        raise DataError(
+            f"{name}: no such folder; a path is an .npz file or a folder with train/ and val/ inside"
+        )
     raise unknown_name("data set", name, DATA_SETS)
 
 

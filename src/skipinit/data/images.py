@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError
+from .arrays import read_arrays
 from .catalog import DATA_SETS, Labelled, describe
 from .cifar import CIFAR10, CIFAR100, read_cifar
 
@@ -84,7 +85,7 @@ def load(name: str, device: torch.device | str = "cpu") -> ImageSet:
     entry = describe(name)
     if not entry.in_memory:
         raise ConfigError(f"{name} is a folder of image files and not held in memory; use open_folder")
-    train, test = _READERS[name]()
+    train, test = _READERS[name]() if name in _READERS else read_arrays(name)
     # Flat and back: NumPy gives an axis of one channel any stride, and torch takes some for channels last.
     tensors = (torch.from_numpy(array.reshape(-1)).view(array.shape).to(device) for array in (*train, *test))
     return ImageSet(entry.name, entry.num_classes, *tensors)

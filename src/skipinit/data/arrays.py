@@ -1,0 +1,98 @@
+"""A data set of the user's own in one .npz file, as `numpy.savez` writes it.
+
+It holds `train_images`, `train_labels`, `test_images` and `test_labels`: images (N, C, H, W) of uint8, and
+their classes (N,) as whole numbers from 0.
+"""
+
+from __future__ import annotations
+
+import os
+import zipfile
+import zlib
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import DataError, one_line, system_error
+from .catalog import DataSet, Labelled
+
+_ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
+_CHANNELS = (1, 3, 4)
+
+
+def describe_arrays(path: str) -> DataSet:
+    """The entry of a file. A random crop shifts by an eighth of the side at most, as CIFAR's does."""
+    try:
+        status = os.stat(os.path.expanduser(path))
+    except OSError as error:
+        raise system_error(error, path, "read") from error
+    return _describe(path, status.st_size, status.st_mtime_ns)
+
+
+@lru_cache(maxsize=16)
+def _describe(path: str, size: int, changed: int) -> DataSet:
+    train, test = read_arrays(path)
+    shape = train.images.shape[1:]
+    return DataSet(
+        path,
+        num_classes=int(max(train.labels.max(), test.labels.max())) + 1,
+        shape=(shape[0], shape[1], shape[2]),
+        train_size=len(train.labels),
+        test_size=len(test.labels),
+        padding=min(shape[1:]) // 8,
+        flip=True,
+        origin="the file itself",
+    )
+
+
+def read_arrays(path: str) -> tuple[Labelled, Labelled]:
+    """Training and test split; DataError, with the file and the array, where it holds anything else."""
+    arrays = _read(path)
+    if missing := [name for name in _ARRAYS if name not in arrays]:
+        raise DataError(f"{path}: there is no array {missing[0]}; it must hold {', '.join(_ARRAYS)}")
+    train, test = (_labelled(path, part, arrays) for part in ("train", "test"))
+    if train.images.shape[1:] != test.images.shape[1:]:
+        shapes = f"{train.images.shape[1:]} and {test.images.shape[1:]}"
+        raise DataError(f"{path}: training and test images are of different shapes, {shapes}")
+    return train, test
+
+
+def _read(path: str) -> dict[str, NDArray[Any]]:
+    try:
+        with open(os.path.expanduser(path), "rb") as stream:
+            if not zipfile.is_zipfile(stream):
+                raise ValueError("it is no zip archive, or not all of one")
+            stream.seek(0)
+            # Pickled objects could run code as they are read.
+            with np.load(stream, allow_pickle=False) as file:
+                return {name: file[name] for name in _ARRAYS if name in file}
+    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        reason = one_line(error)
+        raise DataError(
+            f"{path}: not an .npz file of plain arrays ({reason}); write it by numpy.savez"
+        ) from error
+
+
+def _labelled(path: str, part: str, arrays: dict[str, NDArray[Any]]) -> Labelled:
+    images, labels = arrays[f"{part}_images"], arrays[f"{part}_labels"]
+
+    def refuse(name: str, given: str, allowed: str) -> None:
+        raise DataError(f"{path}: {part}_{name} is {given}; it must be {allowed}")
+
+    if images.dtype != np.uint8 or images.ndim != 4:
+        refuse("images", f"{images.dtype} of shape {images.shape}", "uint8 of shape (N, C, H, W)")
+    if images.shape[3] in _CHANNELS and images.shape[1] not in _CHANNELS:
+        refuse(
+            "images", f"of shape {images.shape}", "(N, C, H, W): transpose(0, 3, 1, 2) puts channels first"
+        )
+    if 0 in images.shape:
+        refuse("images", f"empty, of shape {images.shape}", "one image or more")
+    if not np.issubdtype(labels.dtype, np.integer) or labels.ndim != 1:
+        refuse("labels", f"{labels.dtype} of shape {labels.shape}", "whole numbers of shape (N,)")
+    if len(labels) != len(images):
+        refuse("labels", f"of length {len(labels)}", f"as long as {part}_images, {len(images)}")
+    if labels.min() < 0:
+        refuse("labels", f"{labels.min()} at the least", "classes counted from 0")
+    return Labelled(np.ascontiguousarray(images), labels.astype(np.int64))

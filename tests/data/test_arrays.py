@@ -1,0 +1,109 @@
+"""Data of the user's own in an .npz file: what it becomes, and what is refused in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from skipinit.data import describe, load
+from skipinit.errors import DataError
+
+Arrays = dict[str, Any]
+
+
+def _arrays(channels: int = 3) -> Arrays:
+    generator = np.random.default_rng(0)
+    return {
+        "train_images": generator.integers(256, size=(12, channels, 16, 24), dtype=np.uint8),
+        "train_labels": np.arange(12, dtype=np.uint8) % 4,
+        "test_images": generator.integers(256, size=(5, channels, 16, 24), dtype=np.uint8),
+        "test_labels": np.array([0, 1, 6, 3, 0], dtype=np.int32),
+    }
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_a_file_is_a_data_set_like_a_named_one(
+    tmp_path: Path, channels: int, save: Callable[..., None]
+) -> None:
+    path, arrays = tmp_path / "mine.npz", _arrays(channels)
+    save(path, **arrays, comment="what else is there does not matter")
+    entry, images = describe(str(path)), load(str(path))
+    assert (entry.shape, entry.num_classes) == ((channels, 16, 24), 7)
+    assert (entry.train_size, entry.test_size, entry.padding) == (12, 5, 2)
+    for name, array in arrays.items():
+        assert np.array_equal(getattr(images, name).numpy(), array)
+
+
+def test_a_file_that_was_written_anew_is_read_anew(tmp_path: Path) -> None:
+    path, arrays = tmp_path / "mine.npz", _arrays()
+    np.savez(path, **arrays)
+    assert describe(str(path)).num_classes == 7
+    np.savez(path, **arrays | {"test_labels": np.zeros(5, dtype=np.int64)}, more=0)
+    assert describe(str(path)).num_classes == 4
+
+
+def _without(name: str) -> Callable[[Arrays], Arrays]:
+    return lambda arrays: {key: value for key, value in arrays.items() if key != name}
+
+
+def _with(name: str, change: Callable[[Any], Any]) -> Callable[[Arrays], Arrays]:
+    return lambda arrays: arrays | {name: change(arrays[name])}
+
+
+REFUSED: dict[str, Callable[[Arrays], Arrays]] = {
+    "there is no array test_labels; it must hold train_images,": _without("test_labels"),
+    "train_images is float32 of shape (12, 3, 16, 24); it must be uint8": _with(
+        "train_images", lambda images: images.astype(np.float32)
+    ),
+    "test_images is uint8 of shape (5, 16, 24); it must be uint8 of shape (N, C, H, W)": _with(
+        "test_images", lambda images: images[:, 0]
+    ),
+    "train_images is of shape (12, 16, 24, 3); it must be (N, C, H, W): transpose(0, 3, 1, 2)": _with(
+        "train_images", lambda images: images.transpose(0, 2, 3, 1)
+    ),
+    "test_images is empty, of shape (0, 3, 16, 24)": _with("test_images", lambda images: images[:0]),
+    "training and test images are of different shapes, (3, 16, 24) and (3, 16, 23)": _with(
+        "test_images", lambda images: images[..., :23]
+    ),
+    "train_labels is float64 of shape (12,); it must be whole numbers": _with(
+        "train_labels", lambda labels: labels.astype(float)
+    ),
+    "train_labels is uint8 of shape (12, 1)": _with("train_labels", lambda labels: labels[:, None]),
+    "test_labels is of length 4; it must be as long as test_images, 5": _with(
+        "test_labels", lambda labels: labels[:4]
+    ),
+    "test_labels is -1 at the least; it must be classes counted from 0": _with(
+        "test_labels", lambda labels: labels - 1
+    ),
+    "not an .npz file of plain arrays (Object arrays cannot be loaded": _with(
+        "train_labels", lambda labels: labels.astype(object)
+    ),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_anything_else_is_refused_in_one_line(tmp_path: Path, message: str) -> None:
+    path = tmp_path / "mine.npz"
+    np.savez(path, **REFUSED[message](_arrays()))
+    with pytest.raises(DataError) as caught:
+        describe(str(path))
+    assert str(caught.value).startswith(f"{path}: {message}")
+
+
+def test_a_file_that_is_damaged_or_not_there_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "mine.npz"
+    with pytest.raises(DataError, match=r"mine\.npz: cannot be read \(No such file"):
+        describe(str(path))
+    np.savez(path, **_arrays())
+    content = path.read_bytes()
+    middle = len(content) // 4  # within the training images
+    flipped = content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+    for damaged in (b"", b"text", content[: len(content) // 2], flipped):
+        path.write_bytes(damaged)
+        with pytest.raises(DataError, match=r"mine\.npz: not an \.npz file of plain arrays"):
+            describe(str(path))
