@@ -23,6 +23,7 @@ ClassifierInit = Literal["he", "lecun", "zero"]
 Projection = Literal["activated", "raw"]
 FixupComponent = Literal[1, 2, 3, 4]
 Alpha = float | Literal["1/sqrt(d)"]
+Convert = Literal["skipinit", "regularized-skipinit", "divide-sqrt2", "fixup", "fixup-dropout"]
 
 
 def option(
@@ -47,7 +48,7 @@ def option(
 class ModelConfig:
     """One network. `None` means: what the paper says for this architecture and scheme, and the data has."""
 
-    name: str = option("Name of the network: see `skipinit models`.")
+    name: str = option("Name of the network: see `skipinit models`; or package.module:factory, for your own.")
     scheme: str = option("How the network is kept trainable: see `skipinit schemes`.", "batchnorm")
     num_classes: int | None = option("Number of classes; the data set's if not given.", None, least=1)
     in_channels: int | None = option("Channels of the input; the data set's if not given.", None, least=1)
@@ -100,7 +101,7 @@ class TrainConfig:
 
     model: ModelConfig
     data: str = option(
-        "digits, cifar10, cifar100, imagenet, gaussian, or a folder with train/ and val/ inside."
+        "digits, cifar10, cifar100, imagenet, gaussian, an .npz file, or a folder of train/ and val/."
     )
     lr: float = option("Learning rate: 0.25, or 2^-2.", above=0)
     batch_size: int = option("Examples per update, over all processes.", least=1)
@@ -120,6 +121,9 @@ class TrainConfig:
     augment: bool = option("Crop and mirror training images at random.", True)
     clean_train_loss: bool = option(
         "Also evaluate the loss over the unaugmented training set after every epoch.", False
+    )
+    convert: Convert | None = option(
+        "Remove normalization from a model of your own before it is trained; none: leave it as it is.", None
     )
 
     def __post_init__(self) -> None:

@@ -99,6 +99,10 @@ def test_a_file_that_is_damaged_or_not_there_is_named(tmp_path: Path) -> None:
     path = tmp_path / "mine.npz"
     with pytest.raises(DataError, match=r"mine\.npz: cannot be read \(No such file"):
         describe(str(path))
+    path.mkdir()
+    with pytest.raises(DataError, match=r"mine\.npz: cannot be read \(Is a directory"):
+        describe(str(path))
+    path.rmdir()
     np.savez(path, **_arrays())
     content = path.read_bytes()
     middle = len(content) // 4  # within the training images

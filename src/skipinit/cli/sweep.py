@@ -42,7 +42,7 @@ def sweep(
     to resume; a trial with a result is never trained again. See `skipinit status` and `skipinit results`.
 
     Args:
-        model: Networks: see `skipinit models`.
+        model: Networks: see `skipinit models`; or package.module:factory for a model of your own.
         out: Folder of the sweep; runs/sweep-IDENTITY if not given.
         axes: What to vary.
         file: The axes as a TOML file, instead of flags.

@@ -29,12 +29,15 @@ def train(
 ) -> int:
     """Train a network by the paper's protocol.
 
+    MODEL is one of `skipinit models`, or package.module:factory for a model of your own. The latter imports
+    that module and calls the factory without arguments: it runs that code, so name only code that you trust.
+
     Each run has its own folder. Run the same command again to resume. What is not given is the protocol's
     choice for the data set. Under torchrun, the processes share each batch.
 
     Args:
-        model: Name of the network: see `skipinit models`.
-        data: digits, cifar10, cifar100, imagenet, gaussian, or a folder with train/ and val/ inside.
+        model: What to train.
+        data: digits, cifar10, cifar100, imagenet, gaussian, an .npz file, or a folder of train/ and val/.
         out: Folder of the run; runs/MODEL-SCHEME-DATA-IDENTITY if not given.
         options: What to train, and how.
         device: auto, cpu, cuda or cuda:N.
@@ -44,7 +47,9 @@ def train(
     from ..sweeping.single import train as train_run
 
     config = make_train_config(ModelConfig(model, **options.of(ModelConfig)), data, **options.of(TrainConfig))
-    out = out or Path("runs", f"{model}-{config.model.scheme}-{Path(data).name}-{identity(config)}")
+    scheme = config.convert or config.model.scheme
+    name = f"{model}-{scheme}-{Path(data).name}-{identity(config)}".replace(":", ".")
+    out = out or Path("runs", name)
     result = train_run(config, out, device=device, micro_batch=micro_batch, tensorboard=tensorboard)
     if int(os.environ.get("RANK", "0")) == 0:
         _show(result, out, json_)

@@ -26,9 +26,9 @@ def describe_arrays(path: str) -> DataSet:
     """The entry of a file. A random crop shifts by an eighth of the side at most, as CIFAR's does."""
     try:
         status = os.stat(os.path.expanduser(path))
+        return _describe(path, status.st_size, status.st_mtime_ns)
     except OSError as error:
         raise system_error(error, path, "read") from error
-    return _describe(path, status.st_size, status.st_mtime_ns)
 
 
 @lru_cache(maxsize=16)

@@ -15,6 +15,7 @@ from typing import Literal
 from ..config import Alpha, ClassifierInit, FixupComponent, ModelConfig
 from ..errors import ConfigError, unknown_name
 from .architectures import Architecture, find_architecture
+from .own import is_own
 
 MergeKind = Literal["add", "scale", "divide-sqrt2", "norm-output", "norm-skip"]
 
@@ -88,6 +89,8 @@ _ALL = (
 )  # fmt: skip
 
 SCHEMES = {scheme.name: scheme for scheme in _ALL}
+OWN = "own"
+"""In the scheme's place, where the model is the user's own."""
 
 FIXUP_COMPONENTS: dict[FixupComponent, str] = {
     1: "classifier and last convolution of each branch start at zero",
@@ -156,6 +159,8 @@ def resolve(config: ModelConfig, architecture: Architecture) -> Design:
 
 def settle(config: ModelConfig) -> ModelConfig:
     """The same network with every option explicit; refuses what the paper does not define."""
+    if is_own(config.name):
+        return _settle_own(config)
     architecture = find_architecture(config.name)
     design = resolve(config, architecture)
     scheme = SCHEMES[config.scheme]
@@ -173,6 +178,20 @@ def settle(config: ModelConfig) -> ModelConfig:
         classifier_init=None if scheme.fixup else design.classifier_init,
         projection=None if architecture.post_activation else "raw" if design.raw_projection else "activated",
     )
+
+
+def _settle_own(config: ModelConfig) -> ModelConfig:
+    """A model of the user's own has no options but what the data asks for."""
+    for option, usual in vars(ModelConfig(config.name)).items():
+        value = getattr(config, option)
+        if option == "scheme" and value not in (usual, OWN):
+            raise ConfigError(
+                f"{config.name}: scheme {value!r} is for the paper's networks; use convert for a model of "
+                "your own, as in --convert skipinit"
+            )
+        if option not in ("name", "scheme", "num_classes", "in_channels") and value != usual:
+            raise ConfigError(f"{config.name}: {option} is for the paper's networks; set it in your factory")
+    return replace(config, scheme=OWN)
 
 
 def _refuse_undefined(config: ModelConfig, scheme: Scheme, architecture: Architecture) -> None:

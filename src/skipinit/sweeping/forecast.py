@@ -23,6 +23,7 @@ from ..data.catalog import DataSet, describe
 from ..data.images import ImageSet
 from ..errors import ConfigError
 from ..nets.architectures import find_architecture
+from ..nets.own import is_own
 from ..provenance import Provenance
 from ..training.checkpoint import Checkpoints
 from ..training.protocol import identity, settle
@@ -193,6 +194,7 @@ def _kind(config: TrainConfig) -> TrainConfig:
         1,
         precision=config.precision,
         clean_train_loss=clean,
+        convert=config.convert,
     )
 
 
@@ -206,8 +208,10 @@ def epoch_seconds(config: TrainConfig, step: Step) -> float:
 
 def estimate_step(config: TrainConfig, measure: Measure, scale_batch: bool) -> Step:
     """What a step takes, from measured steps of shallower networks and, if asked for, of smaller batches."""
-    architecture = find_architecture(config.model.name)
     at_its_batch = (lambda config: _from_small_batches(config, measure)) if scale_batch else measure
+    if is_own(config.model.name):
+        return at_its_batch(config)
+    architecture = find_architecture(config.model.name)
     if architecture.family != "wide-resnet":
         return at_its_batch(config)
     names = [f"wrn{6 * few + 4}_{architecture.widen}" for few in _FEW_BLOCKS]

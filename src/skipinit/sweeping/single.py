@@ -23,6 +23,8 @@ from ..data.catalog import describe
 from ..errors import ConfigError, DataError, SkipinitError, system_errors_explained
 from ..extras import need
 from ..files import append_whole, write_whole
+from ..nets.blocks import ResidualNet
+from ..nets.pretrained import WEIGHTS, weights_of
 from ..training.checkpoint import Checkpoints
 from ..training.control import Bar, Stop, steps_bar, stopped_by_signals
 from ..training.loop import train_together
@@ -307,7 +309,10 @@ def evaluate(folder: str | Path, *, device: str = "auto") -> Evaluation:
 
 @system_errors_explained()
 def export(folder: str | Path, out: str | Path, *, onnx: bool = False) -> None:
-    """Write a run's network as a folder for `from_pretrained`; with `onnx` also model.onnx (extra `onnx`)."""
+    """Write a run's network as a folder for `from_pretrained`; with `onnx` also model.onnx (extra `onnx`).
+
+    Of a model of your own, the folder holds its `state_dict` alone, as model.safetensors.
+    """
     out = Path(out)
     if (out / FILE).exists():
         raise ConfigError(f"{out} is the folder of a run and would lose its config.json; choose another")
@@ -315,7 +320,10 @@ def export(folder: str | Path, out: str | Path, *, onnx: bool = False) -> None:
         need("onnx", "ONNX export")
     run = _open_run(Path(folder), Workplace(World(find_device("cpu"))))
     model = run.model.eval()
-    model.save_pretrained(out)
+    if isinstance(model, ResidualNet) and not run.own:
+        model.save_pretrained(out)
+    else:
+        write_whole(out / WEIGHTS, lambda file: file.write(weights_of(model)))
     if onnx:
         example, shapes = torch.zeros(2, *describe(run.config.data).shape), ({0: "batch"},)
         torch.onnx.export(

@@ -118,8 +118,8 @@ Executor = InTurn | OneGraph
 
 
 def make_executor(runs: Sequence[Run], images_on_device: bool) -> Executor:
-    """One graph on a GPU; in turn on the CPU, and where several processes train one run."""
-    if runs and runs[0].world.device.type == "cuda" and runs[0].world.size == 1:
+    """One graph on a GPU; in turn on the CPU, for users' own models, and where processes share a run."""
+    if runs and runs[0].world.device.type == "cuda" and runs[0].world.size == 1 and not runs[0].own:
         return OneGraph(runs, capture_scores=images_on_device)
     return InTurn(runs)
 

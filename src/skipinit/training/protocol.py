@@ -14,6 +14,7 @@ from typing import Any
 from ..config import ClassifierInit, ModelConfig, TrainConfig, to_dict, train_from_dict
 from ..data.catalog import DATA_SETS, describe
 from ..errors import ConfigError
+from ..nets.own import is_own
 from ..nets.schemes import SCHEMES, find_scheme
 from ..nets.schemes import settle as settle_model
 
@@ -35,6 +36,8 @@ class Defaults:
 
 # Digits fill their 8 x 8 pixels: shifted by one they lose strokes, and short trainings go nowhere.
 _DIGITS = Defaults(10, 64, 5e-4, "cifar", lr_normalized=0.05, lr_unnormalized=0.025, augment=False)
+# Whether a shifted or mirrored image is still of its class, only who made the file knows.
+_ARRAYS = _DIGITS
 # Of what the paper leaves open, these bring all of Tables 1 and 3 at depth 16 nearest (docs/reproduce.md).
 _CIFAR = Defaults(
     200, 64, 5e-4, "cifar", lr_normalized=0.05, lr_unnormalized=0.025, crop_padding="reflect",
@@ -53,10 +56,11 @@ def make_train_config(model: ModelConfig, data: str, **given: Any) -> TrainConfi
     for name in given:
         if name not in known:
             raise ConfigError(f"training option {name!r} is not known; there are {', '.join(sorted(known))}")
-    default = _BY_DATA.get(data, _IMAGENET)
+    default = _BY_DATA.get(data, _ARRAYS if data.endswith(".npz") else _IMAGENET)
     options: dict[str, Any] = {"lr": 1.0, **{name: getattr(default, name) for name in _CHOSEN}}
     options |= {name: value for name, value in given.items() if value is not None}
-    if model.classifier_init is None and not find_scheme(model.scheme).fixup:
+    takes_start = not is_own(model.name) and not find_scheme(model.scheme).fixup
+    if model.classifier_init is None and takes_start:
         model = replace(model, classifier_init=default.classifier_init)
     config = settle(TrainConfig(model=model, data=data, **options))
     return config if given.get("lr") is not None else replace(config, lr=_rate(config, default))
@@ -64,7 +68,8 @@ def make_train_config(model: ModelConfig, data: str, **given: Any) -> TrainConfi
 
 def _rate(config: TrainConfig, default: Defaults) -> float:
     """In proportion to the batch size, as the optimal rate is (section 3); dampening shrinks every step."""
-    normalized = SCHEMES[config.model.scheme].has_norm
+    scheme = SCHEMES.get(config.model.scheme)
+    normalized = config.convert is None if scheme is None else scheme.has_norm
     rate = default.lr_normalized if normalized else default.lr_unnormalized
     undamped = round(1 - config.dampening, 12)  # 0.1 at 0.9, so that the paper's rates come out exactly
     return rate * config.batch_size / default.batch_size / undamped
@@ -76,6 +81,10 @@ def settle(config: TrainConfig) -> TrainConfig:
     A ghost batch as large as the batch is none. A network that the paper does not define is refused.
     """
     model = config.model
+    if config.convert is not None and not is_own(model.name):
+        raise ConfigError(
+            f"convert {config.convert!r} is for a model of your own; {model.name} has --scheme in its place"
+        )
     if model.num_classes is None or model.in_channels is None:
         entry = describe(config.data)
         model = replace(

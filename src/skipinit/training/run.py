@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from ..config import TrainConfig
@@ -19,8 +20,9 @@ from ..errors import ConfigError, DataError
 from ..nets.blocks import ResidualNet
 from ..nets.create import build
 from ..nets.layers import Dropout
-from ..nets.merges import GhostBatchNorm2d
+from ..nets.own import is_own
 from .optimizer import learning_rates, make_optimizer, momentum_buffers
+from .own_models import build_own, drawing_from, say_eager
 from .records import EpochRecord
 from .sources import Source, summed_cross_entropy
 from .world import RunningStatistics, World
@@ -46,12 +48,23 @@ class Run:
     def __init__(self, config: TrainConfig, source: Source, world: World, micro_batch: int) -> None:
         self.config, self.source, self.world = config, source, world
         device = world.device
-        self.model = build(config.model, seed=mix("weights", config.seed))
+        self.own = is_own(config.model.name)
+        """Whether the network is the user's own: it runs as it is, and draws from torch's generator."""
+        if self.own and world.size > 1:
+            raise ConfigError(f"{config.model.name}: a model of your own needs a single process")
+        self.model: nn.Module = (
+            build_own(config, source.shape)
+            if self.own
+            else build(config.model, seed=mix("weights", config.seed))
+        )
         self.micro_batch = _fit_micro_batch(self.model, config, world, micro_batch)
-        self.model.to(device, memory_format=world.memory_format)  # type: ignore[call-overload]
+        layout = torch.preserve_format if self.own else world.memory_format
+        self.model.to(device, memory_format=layout)  # type: ignore[call-overload]
         self.network: nn.Module = self.model
         self.rounded: RoundedWeights | None = None
-        if device.type == "cuda":
+        if device.type == "cuda" and self.own:
+            say_eager(config.model.name)
+        elif device.type == "cuda" and isinstance(self.model, ResidualNet):
             if config.precision == "bfloat16":
                 from .kernels.bfloat16 import (
                     RoundedWeights,  # needs Triton, which only GPU builds of torch bring
@@ -70,7 +83,8 @@ class Run:
         self.lr = torch.zeros((), device=device)
         self.optimizer = make_optimizer(self.model, config, self.lr)
         self.statistics = RunningStatistics(self.model, world, config.batch_size)
-        self.dropouts = [module for module in self.model.modules() if isinstance(module, Dropout)]
+        dropouts = [module for module in self.model.modules() if isinstance(module, Dropout)]
+        self.dropouts = [] if self.own else dropouts
         self.generator = torch.Generator(device).manual_seed(mix("dropout", config.seed))
         self.step = torch.zeros((), dtype=torch.int64, device=device)
         """Steps taken. On the device, so that a captured graph counts them itself."""
@@ -84,7 +98,7 @@ class Run:
         self.prepare_weights()
         self.optimizer.zero_grad(set_to_none=True)
         before = self.statistics.remember()
-        with self.arithmetic():
+        with self.arithmetic(), self.randomness():
             loss = self._accumulate_gradients(images, labels)
         self.statistics.join(before)
         self._count(self.world.sum(loss), self.step, self.losses, self.lr, self.rate_table)
@@ -140,6 +154,10 @@ class Run:
         with cudnn, autocast:
             yield
 
+    def randomness(self) -> AbstractContextManager[None]:
+        """What the user's own module draws is the run's, like the masks of our dropout."""
+        return drawing_from(self.generator) if self.own else nullcontext()
+
     def epoch_losses(self) -> Tensor:
         """The losses of this epoch's batches so far, on the host."""
         taken = self.position % self.source.steps_per_epoch or self.source.steps_per_epoch
@@ -176,9 +194,10 @@ class Run:
         device, generator = state["generator"]["device"], state["generator"]["state"]
         if device == self.world.device.type:
             self.generator.set_state(generator)
-        elif self.dropouts:
+        elif self.dropouts or self.own:
+            what = "a model of your own" if self.own else "dropout"
             raise ConfigError(
-                f"this run has dropout and was begun on {device}, whose random numbers "
+                f"this run has {what} and was begun on {device}, whose random numbers "
                 f"{self.world.device.type} cannot go on with; use --device {device}"
             )
         self.restore_network(state)
@@ -230,7 +249,8 @@ def _fit_micro_batch(model: nn.Module, config: TrainConfig, world: World, limit:
     if config.batch_size % world.size:
         raise ConfigError(f"{world.size} processes cannot share a batch of {config.batch_size} evenly")
     local = config.batch_size // world.size
-    ghosts = {module.ghost_batch for module in model.modules() if isinstance(module, GhostBatchNorm2d)}
+    norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+    ghosts = {getattr(norm, "ghost_batch", None) for norm in norms}  # torch's own knows only the whole batch
     if not ghosts:
         unit = 1
     elif None in ghosts:

@@ -97,7 +97,7 @@ def _score(run: Run, batches: Iterator[Batch]) -> Tensor:
     run.prepare_weights()
     score = torch.zeros(2, device=device, dtype=torch.float64)
     for images, labels in batches:
-        with run.arithmetic():
+        with run.arithmetic(), run.randomness():
             logits = run.model(run.world.lay_out(standardize(images.to(device)))).float()
         here = labels.to(device)
         loss = summed_cross_entropy(logits, here)
@@ -138,6 +138,7 @@ class DeviceSource:
 
     def __init__(self, data: DeviceImages, config: TrainConfig, world: World) -> None:
         self.images, self.labels = data.images.train_images, data.images.train_labels
+        self.shape = data.entry.shape
         _check_fit(config, data.entry.shape[0], data.entry.num_classes)
         self.steps_per_epoch = steps_per_epoch(data.train_size, config)
         self.config, self.world = config, world
@@ -173,14 +174,15 @@ class DeviceSource:
 class DecodedSource:
     """Batches of photographs, decoded by worker processes ahead of the device."""
 
+    shape = (3, SIZE, SIZE)
+
     def __init__(self, data: Photographs, config: TrainConfig, world: World) -> None:
         self.split, self.config, self.world = data.folder.train, config, world
         _check_fit(config, 3, data.folder.num_classes)
         self.steps_per_epoch = steps_per_epoch(data.train_size, config)
         self.arriving: Iterator[Batch] = iter(())
         local = config.batch_size // world.size
-        shape = (local, 3, SIZE, SIZE)
-        self.images = torch.zeros(shape, dtype=torch.uint8, device=world.device)
+        self.images = torch.zeros((local, *self.shape), dtype=torch.uint8, device=world.device)
         self.labels = torch.zeros(local, dtype=torch.int64, device=world.device)
 
     def begin(self, epoch: int, step: int) -> None:

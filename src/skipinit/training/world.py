@@ -51,9 +51,7 @@ class World:
         """Images in the memory format of the device."""
         if self.device.type == "cuda":
             return images.contiguous(memory_format=self.memory_format)
-        # Strides are compared, because one channel is contiguous with those of channels last, too.
-        plain = torch.empty(images.shape, device="meta").stride()
-        return images if images.stride() == plain else images.clone(memory_format=self.memory_format)
+        return contiguous(images)
 
     def share(self, batch: Tensor) -> Tensor:
         """This process's contiguous part of a global batch."""
@@ -73,6 +71,15 @@ class World:
         """Until every process is here."""
         if self.size > 1:
             dist.barrier()
+
+
+def contiguous(images: Tensor) -> Tensor:
+    """Images with the strides of an ordinary tensor.
+
+    Strides are compared, because one channel is contiguous with those of channels last, too.
+    """
+    plain = torch.empty(images.shape, device="meta").stride()
+    return images if images.stride() == plain else images.clone(memory_format=torch.contiguous_format)
 
 
 def find_device(name: str) -> torch.device:

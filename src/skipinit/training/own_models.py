@@ -1,0 +1,91 @@
+"""A model of the user's own as a run's network: made by its factory, checked, converted if asked for."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from weakref import WeakSet
+
+import torch
+from torch import Tensor, nn
+
+from ..config import TrainConfig
+from ..data.augment import mix
+from ..errors import ConfigError, one_line
+from ..nets.own import load_factory
+from .world import contiguous
+
+_EXAMPLES = 16
+"""Enough for a conversion to find the residual adds, and to scale the classifier's start."""
+
+_TAKEN: WeakSet[nn.Module] = WeakSet()
+"""The models of this process's runs: two that share one would train it twice."""
+
+
+def build_own(config: TrainConfig, shape: tuple[int, int, int]) -> nn.Module:
+    """The network of a run whose model is package.module:factory, for images of a shape.
+
+    The factory draws from torch's generator, which stands at the run's seed and is put back afterwards.
+    """
+    path, seed = config.model.name, mix("weights", config.seed)
+    factory = load_factory(path)  # before the seed: the first import of a module may draw, too
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        model = factory()
+        if model in _TAKEN:
+            raise ConfigError(f"{path}() returned the model of another run; it must make a new one each time")
+        _TAKEN.add(model)
+        _check_classifier(model, path, shape, config.model.num_classes or 1)
+    if config.convert is not None:
+        from ..converting.convert import convert  # torch's compiler comes with it, which takes a second
+
+        model = convert(model, (_EXAMPLES, *shape), scheme=config.convert, seed=seed).model
+    # A GPU's batches are channels last, which `view` in a forward need not be able to take.
+    model.register_forward_pre_hook(lambda _, images: (contiguous(images[0]),))
+    return model.train()
+
+
+def _check_classifier(model: nn.Module, path: str, shape: tuple[int, int, int], classes: int) -> None:
+    """Refuse what would end in an error of torch's a step later, or could not be kept in a checkpoint."""
+    try:
+        with torch.no_grad():
+            logits = model.eval()(torch.zeros(2, *shape))
+    except Exception as error:
+        images = f"images (N, {', '.join(map(str, shape))})"
+        raise ConfigError(f"{path}: its model cannot take {images}: {one_line(error)}") from error
+    wanted = f"it must return logits (N, {classes}), one for each class of the data"
+    if not isinstance(logits, Tensor):
+        raise ConfigError(f"{path}: its model returns a {type(logits).__name__}; {wanted}")
+    if logits.dim() != 2 or len(logits) != 2 or logits.shape[1] < classes:
+        raise ConfigError(f"{path}: for 2 images its model returns {tuple(logits.shape)}; {wanted}")
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ConfigError(f"{path}: its model has no parameter that can be trained")
+    for name, value in model.state_dict().items():
+        if not isinstance(value, Tensor):
+            raise ConfigError(
+                f"{path}: {name} of its state is no tensor, and a checkpoint holds only tensors"
+            )
+
+
+@contextmanager
+def drawing_from(generator: torch.Generator) -> Iterator[None]:
+    """While inside, what a model draws on the generator's device comes from it, not from torch's own."""
+    device = generator.device
+    everyones = torch.default_generator
+    if device.type == "cuda":
+        everyones = torch.cuda.default_generators[device.index or 0]
+    before = everyones.get_state()
+    everyones.set_state(generator.get_state())
+    try:
+        yield
+    finally:
+        generator.set_state(everyones.get_state())
+        everyones.set_state(before)
+
+
+@cache
+def say_eager(path: str) -> None:
+    """Once for each model."""
+    print(f"skipinit: {path} runs eagerly, neither compiled nor captured in a CUDA graph", file=sys.stderr)

@@ -1,0 +1,76 @@
+"""Models as users bring them to a training: plain modules of torch, made without arguments."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class _Block(nn.Module):
+    """x + f(x), with batch norm and dropout in f"""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.branch = nn.Sequential(
+            nn.BatchNorm2d(channels),
+            nn.ReLU(),
+            nn.Dropout(0.2),
+            nn.Conv2d(channels, channels, 3, padding=1, bias=False),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.branch(x)
+
+
+class SmallNet(nn.Module):
+    """Two residual blocks on 1x8x8 images; 3 classes."""
+
+    def __init__(self, classes: int = 3) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(1, 4, 3, padding=1)
+        self.blocks = nn.Sequential(_Block(4), _Block(4))
+        self.dense = nn.Linear(4 * 4 * 4, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = nn.functional.avg_pool2d(self.blocks(self.stem(x)), 2)
+        return self.dense(x.view(len(x), -1))
+
+
+def small_net() -> nn.Module:
+    return SmallNet()
+
+
+def two_classes() -> nn.Module:
+    return SmallNet(classes=2)
+
+
+def dictionary() -> nn.Module:
+    class Named(SmallNet):
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            return {"logits": super().forward(x)}
+
+    return Named()
+
+
+def frozen() -> nn.Module:
+    return SmallNet().requires_grad_(False)
+
+
+def stateful() -> nn.Module:
+    class Counting(SmallNet):
+        def get_extra_state(self) -> int:
+            return 1
+
+    return Counting()
+
+
+def broken() -> nn.Module:
+    raise ValueError("two\nlines")
+
+
+def shared() -> nn.Module:
+    return module
+
+
+module = SmallNet()
+number = torch.zeros(())

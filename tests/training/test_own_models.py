@@ -1,0 +1,273 @@
+"""Models and data of the user's own: the numbers of a plain loop, resumed to the bit, swept and converted."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from skipinit.cli import main
+from skipinit.config import Convert, ModelConfig, TrainConfig, to_dict
+from skipinit.converting.plan import CONVERSIONS
+from skipinit.data import epoch_plan, standardize
+from skipinit.data.augment import mix
+from skipinit.errors import ConfigError
+from skipinit.nets.layers import l2_parameters
+from skipinit.sweeping.engine import Outcome, run_sweep
+from skipinit.sweeping.forecast import forecast
+from skipinit.sweeping.grid import expand
+from skipinit.sweeping.packs import group
+from skipinit.sweeping.single import evaluate, export, train
+from skipinit.sweeping.store import open_store
+from skipinit.training.loop import InTurn, make_executor
+from skipinit.training.own_models import build_own, say_eager
+from skipinit.training.protocol import identity, make_train_config, settle, settled_from_dict
+from skipinit.training.records import TrainResult
+from support.own_models import SmallNet
+from support.runs import StopAfter, state, tensors
+
+_PATH = "support.own_models:small_net"
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Images that brighten to one side or the other or not at all; one class each."""
+    generator = np.random.default_rng(0)
+
+    def draw(size: int) -> tuple[np.ndarray, np.ndarray]:
+        labels = generator.integers(3, size=size)
+        ramp = (labels - 1)[:, None, None, None] * np.linspace(-60, 60, 8)
+        noise = generator.normal(128, 30, size=(size, 1, 8, 8))
+        return (noise + ramp).clip(0, 255).astype(np.uint8), labels
+
+    path = tmp_path_factory.mktemp("data") / "ramps.npz"
+    (train_images, train_labels), (test_images, test_labels) = draw(96), draw(48)
+    np.savez(
+        path,
+        train_images=train_images,
+        train_labels=train_labels,
+        test_images=test_images,
+        test_labels=test_labels,
+    )
+    return str(path)
+
+
+def _config(data: str, **options: Any) -> TrainConfig:
+    given = {"epochs": 3, "batch_size": 16, "lr": 0.05, **options}
+    return make_train_config(ModelConfig(_PATH), data, **given)
+
+
+def _train(config: TrainConfig, out: Path | None = None, **options: Any) -> TrainResult:
+    return train(config, out, device="cpu", progress=False, **options)
+
+
+def _plain_loop(config: TrainConfig, data: str) -> nn.Module:
+    """What anyone would write: their model, their data, torch's SGD."""
+    torch.manual_seed(mix("weights", config.seed))
+    model = SmallNet().train()
+    decayed = list(l2_parameters(model).values())
+    assert len(decayed) == 4, "three convolutions and the dense layer"
+    rest = [p for p in model.parameters() if all(p is not weight for weight in decayed)]
+    optimizer = torch.optim.SGD(
+        [{"params": decayed, "weight_decay": config.l2}, {"params": rest}], lr=config.lr, momentum=0.9
+    )
+    arrays = np.load(data)
+    images = standardize(torch.from_numpy(arrays["train_images"]))
+    labels = torch.from_numpy(arrays["train_labels"])
+    torch.manual_seed(mix("dropout", config.seed))
+    for epoch in range(config.epochs):
+        for rows in epoch_plan(config.seed, epoch, len(labels)).order.split(config.batch_size):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(images[rows]), labels[rows]).backward()
+            optimizer.step()
+    return model
+
+
+def test_the_numbers_are_those_of_a_plain_loop(data: str, tmp_path: Path) -> None:
+    config = _config(data, schedule="constant", seed=3)
+    before = torch.random.get_rng_state()
+    result = _train(config, tmp_path / "run")
+    assert torch.equal(torch.random.get_rng_state(), before), "torch's generator is left alone"
+    wanted = _plain_loop(config, data).state_dict()
+    found = state(tmp_path / "run")["model"]
+    assert wanted.keys() == found.keys()
+    for name in wanted:
+        torch.testing.assert_close(found[name], wanted[name], rtol=1e-5, atol=1e-6)
+    measured = evaluate(tmp_path / "run", device="cpu")
+    assert result.final is not None
+    assert (measured.test_accuracy, measured.test_loss) == (
+        result.final.test_accuracy,
+        result.final.test_loss,
+    )
+    assert measured.test_accuracy > 60, "chance is 33"
+
+
+@pytest.mark.parametrize("convert", [None, "regularized-skipinit"])
+def test_stopped_and_resumed_is_whole_to_the_bit(data: str, tmp_path: Path, convert: str | None) -> None:
+    config = _config(data, convert=convert)
+    _train(config, tmp_path / "whole")
+    for steps in (2, 5, 4):  # within an epoch, at the end of one, and after the next has begun
+        torch.rand(7)  # what others draw in between does not matter
+        assert _train(config, tmp_path / "halting", stop=StopAfter(steps)).state == "stopped"
+    assert _train(config, tmp_path / "halting").state == "finished"
+    whole, halting = (state(tmp_path / name) for name in ("whole", "halting"))
+    assert torch.equal(whole["generator"]["state"], halting["generator"]["state"])
+    for name, value in tensors(whole).items():
+        assert torch.equal(value, tensors(halting)[name]), name
+    drop = {"images_per_second"}
+    for one, other in zip(whole["records"], halting["records"], strict=True):
+        assert {k: v for k, v in one.items() if k not in drop} == {
+            k: v for k, v in other.items() if k not in drop
+        }
+
+
+def test_two_workers_at_once_give_the_numbers_of_one_at_a_time(
+    data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    axes = {"model": _PATH, "data": data, "lr": "2^-5,2^-4", "batch_size": 32, "epochs": 2}
+    grid = expand({**axes, "convert": "none,skipinit"})
+    assert {trial.convert for trial in grid.trials} == {None, "skipinit"}
+    curves = []
+    for cores in (1, 2):
+        monkeypatch.setattr("skipinit.sweeping.workers.usable_cores", lambda cores=cores: cores)
+        out = tmp_path / str(cores)
+        assert run_sweep(grid, out, device="cpu", progress=False) == Outcome(4, 0, 0)
+        with open_store(out) as store:
+            curves.append(
+                {
+                    trial.id: [replace(epoch, images_per_second=0) for epoch in store.curve(trial.id)]
+                    for trial in store.trials()
+                }
+            )
+    assert curves[0] == curves[1]
+
+
+def test_convert_removes_the_norms_before_training(data: str, tmp_path: Path) -> None:
+    arguments = ["train", _PATH, "--data", data, "--convert", "skipinit", "--epochs", "3", "--json"]
+    out = tmp_path / "run"
+    assert main([*arguments, "--batch-size", "16", "--device", "cpu", "--out", str(out)]) == 0
+    names = state(out)["model"].keys()
+    assert not [name for name in names if "running_mean" in name]
+    assert len([name for name in names if name.endswith("branch_alpha")]) == 2
+    assert {name.split(".")[0] for name in names} == {"stem", "blocks", "dense"}
+    config = json.loads((out / "config.json").read_text())["config"]
+    assert (config["convert"], config["model"]["scheme"]) == ("skipinit", "own")
+
+
+def test_an_export_holds_the_state(data: str, tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    _train(_config(data, epochs=1), tmp_path / "run")
+    export(tmp_path / "run", tmp_path / "model")
+    model = SmallNet()
+    model.load_state_dict(load_file(tmp_path / "model" / "model.safetensors"))
+    saved = state(tmp_path / "run")["model"]
+    assert all(torch.equal(value, saved[name]) for name, value in model.state_dict().items())
+
+
+def test_settling_and_reading_back_need_neither_module_nor_data() -> None:
+    model = ModelConfig("nowhere.models:make", num_classes=3, in_channels=1)
+    config = TrainConfig(model, "nowhere.npz", lr=0.1, batch_size=8, epochs=1)
+    settled = settle(config)
+    assert settled_from_dict(to_dict(settled)) == settle(settled) == settled
+    ids = {identity(replace(config, convert=scheme)) for scheme in (None, "skipinit", "fixup")}
+    assert len(ids) == 3
+    assert identity(config) == identity(settled)
+
+
+def test_the_protocol_knows_data_and_norms(data: str) -> None:
+    usual = make_train_config(ModelConfig(_PATH), data)
+    converted = make_train_config(ModelConfig(_PATH), data, convert="skipinit")
+    assert (usual.epochs, usual.batch_size, usual.schedule, usual.augment) == (10, 64, "cifar", False)
+    assert (usual.lr, converted.lr) == (0.05, 0.025)
+    assert (usual.model.num_classes, usual.model.in_channels) == (3, 1)
+    paper = make_train_config(ModelConfig("wrn10_1", "skipinit"), data)
+    assert (paper.model.num_classes, paper.model.in_channels) == (3, 1)
+    on_cifar = make_train_config(ModelConfig(_PATH), "cifar10")
+    assert on_cifar.model.classifier_init is None
+
+
+def test_a_conversion_is_any_that_removes_norms() -> None:
+    """But `none`, which in a list of values says that nothing is converted."""
+    assert {*get_args(Convert)} == {*CONVERSIONS} - {"none"}
+
+
+def test_own_models_step_in_packs_of_their_own(data: str, tmp_path: Path) -> None:
+    own, other = _config(data), _config(data, seed=1)
+    paper = make_train_config(ModelConfig("wrn10_1"), data, epochs=3, batch_size=16, lr=0.1)
+    packs = group([(own, 0), (paper, 0), (other, 0)])
+    assert sorted(packs.values(), key=len) == [[paper], [own, other]]
+    assert forecast([own], tmp_path / "out", "cpu", None).trials == 1
+
+
+def test_on_a_gpu_they_step_in_turn_and_take_its_batches(
+    data: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As far as the CPU can tell: no graph, and `view` in a forward works on channels last."""
+    world = SimpleNamespace(device=torch.device("cuda"), size=1)
+    run: Any = SimpleNamespace(world=world, own=True)
+    assert isinstance(make_executor([run], images_on_device=True), InTurn)
+    images = torch.randn(2 * 8 * 8).as_strided((2, 1, 8, 8), (64, 1, 8, 1))
+    with pytest.raises(RuntimeError, match="view"):
+        SmallNet()(images)
+    assert build_own(_config(data), (1, 8, 8))(images).shape == (2, 3)
+    for _ in range(2):
+        say_eager(_PATH)
+    said = capsys.readouterr().err
+    assert said == f"skipinit: {_PATH} runs eagerly, neither compiled nor captured in a CUDA graph\n"
+
+
+REFUSED = {
+    "returns a dict; it must return logits (N, 3)": "support.own_models:dictionary",
+    "for 2 images its model returns (2, 2); it must return logits (N, 3)": "support.own_models:two_classes",
+    "its model has no parameter that can be trained": "support.own_models:frozen",
+    "_extra_state of its state is no tensor": "support.own_models:stateful",
+    "is a SmallNet; it must be a function that returns a model": "support.own_models:module",
+    "is a Tensor; it must be a function that returns a model": "support.own_models:number",
+    "broken() failed: ValueError: two lines; it is called without arguments": "support.own_models:broken",
+    "module 'support.own_models' has no 'nothing'": "support.own_models:nothing",
+    "module 'support.nowhere' does not import: ModuleNotFoundError": "support.nowhere:make",
+    "is not a path of the form package.module:factory": "support.own_models:",
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_models_that_cannot_be_trained_are_refused_and_leave_nothing(
+    data: str, tmp_path: Path, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    assert main(["train", REFUSED[message], "--data", data, "--out", str(out), "--device", "cpu"]) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
+    assert not out.exists()
+
+
+def test_images_that_the_model_cannot_take_are_refused(data: str) -> None:
+    with pytest.raises(ConfigError, match=r"small_net: its model cannot take images \(N, 3, 32, 32\)"):
+        _train(make_train_config(ModelConfig(_PATH), "gaussian"))
+
+
+def test_a_factory_that_gives_two_runs_one_model_is_refused(data: str) -> None:
+    config = make_train_config(ModelConfig("support.own_models:shared"), data, epochs=1)
+    _train(config)
+    with pytest.raises(ConfigError, match=r"shared\(\) returned the model of another run"):
+        _train(replace(config, seed=1))
+
+
+def test_options_of_the_papers_networks_are_refused(data: str) -> None:
+    with pytest.raises(ConfigError, match="scheme 'skipinit' is for the paper's networks; use convert"):
+        make_train_config(ModelConfig(_PATH, "skipinit"), data)
+    with pytest.raises(ConfigError, match="dropout is for the paper's networks; set it in your factory"):
+        make_train_config(ModelConfig(_PATH, dropout=0.5), data)
+    with pytest.raises(ConfigError, match="convert 'skipinit' is for a model of your own; wrn16_2 has"):
+        make_train_config(ModelConfig("wrn16_2"), data, convert="skipinit")
+    with pytest.raises(ConfigError, match="convert 'batchnorm' is not allowed"):
+        make_train_config(ModelConfig(_PATH), data, convert="batchnorm")
