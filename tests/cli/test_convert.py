@@ -89,3 +89,14 @@ def test_no_place_to_write(capsys):
     assert run(MODEL, "--input", "2x3x8x8", "--out", "made") == 1
     assert "cannot be written" in capsys.readouterr().err
     assert Path("made").read_text() == "a file"
+
+
+def test_an_earlier_conversion_is_replaced_only_if_asked(capsys):
+    command = [MODEL, "--input", "2x3x8x8", "--out", "made"]
+    assert run(*command) == 0
+    before = Path("made", "model.safetensors").read_bytes()
+    assert run(*command, "--seed", "1") == 2
+    assert "made holds a conversion already" in capsys.readouterr().err
+    assert Path("made", "model.safetensors").read_bytes() == before
+    assert run(*command, "--seed", "1", "--force") == 0
+    assert Path("made", "model.safetensors").read_bytes() != before

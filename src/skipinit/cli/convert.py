@@ -33,6 +33,7 @@ def convert(
     only: Annotated[tuple[str, ...], given("NAME")] = (),
     strict: _Flag = False,
     seed: int = 0,
+    force: _Flag = False,
     all: _Flag = False,
     json_: Json = False,
 ) -> None:
@@ -58,6 +59,7 @@ def convert(
         only: Change nothing outside of these modules.
         strict: Fail instead of leaving a branch without its scalar or a norm in its place.
         seed: Seed of the new weights, and of what the factory draws.
+        force: Replace an earlier conversion in DIR.
         all: Print a line for every block.
     """
     if biases and no_biases:
@@ -65,6 +67,8 @@ def convert(
     with_biases = biases if biases or no_biases else None
     make_plan(scheme, keep_function, alpha, with_biases, dropout, seed)
     shape = shape_of(input)
+    if (out / "model.safetensors").exists() and not force:
+        raise ConfigError(f"{out} holds a conversion already; give another folder, or --force to replace it")
     if not is_own(model):
         raise ConfigError(
             f"{model!r} is not a path of the form package.module:factory; for a network of this package use "
