@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
 import shutil
@@ -10,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,6 +16,7 @@ import pytest
 from skipinit.cli import main
 from skipinit.config import ModelConfig, TrainConfig
 from skipinit.sweeping.single import train
+from support.permissions import bound_by_permissions
 
 READING = {
     "evaluate": "evaluate {}",
@@ -86,23 +85,6 @@ def odd() -> Iterator[dict[str, str]]:
         for path in (root / "locked", root / "readonly"):
             path.chmod(0o755)
         shutil.rmtree(root / "locked")
-
-
-@contextmanager
-def bound_by_permissions() -> Iterator[None]:
-    """Root reads and writes everything; without these capabilities it meets what others meet."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    header = (ctypes.c_uint32 * 2)(0x20080522, 0)
-    sets = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable; then their upper halves
-    assert libc.capget(header, sets) == 0
-    before = sets[0]
-    sets[0] &= ~0b110  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
-    assert libc.capset(header, sets) == 0
-    try:
-        yield
-    finally:
-        sets[0] = before
-        assert libc.capset(header, sets) == 0
 
 
 @pytest.mark.parametrize("command", [*READING, *WRITING, *WRITING_A_FILE])

@@ -10,7 +10,6 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,6 +26,7 @@ from skipinit.sweeping.store import open_store
 from skipinit.training.control import Stop
 from skipinit.training.protocol import settle
 from skipinit.training.records import TrainResult
+from support.permissions import bound_by_permissions
 from support.runs import FILES, checkpoint
 
 _CONFIG = TrainConfig(
@@ -236,19 +236,6 @@ def test_a_file_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_text() == "mine"
 
 
-@contextmanager
-def _without_rights() -> Iterator[None]:
-    """Root may write anywhere, so it becomes nobody for a while."""
-    root = os.geteuid() == 0
-    if root:
-        os.seteuid(65534)
-    try:
-        yield
-    finally:
-        if root:
-            os.seteuid(0)
-
-
 @pytest.fixture
 def read_only(finished: Path) -> Iterator[Path]:
     """A folder where nothing can be written, with a finished run inside."""
@@ -262,7 +249,7 @@ def read_only(finished: Path) -> Iterator[Path]:
 
 
 def test_a_read_only_folder_is_refused_with_a_way_out(read_only: Path) -> None:
-    with _without_rights():
+    with bound_by_permissions():
         with pytest.raises(SkipinitError, match=r"cannot be written \(Permission denied\); .*another path"):
             _train(_CONFIG, read_only)
         with pytest.raises(SkipinitError, match=r"cannot be made \(Permission denied\); .*another path"):
@@ -270,7 +257,7 @@ def test_a_read_only_folder_is_refused_with_a_way_out(read_only: Path) -> None:
 
 
 def test_a_finished_run_can_be_read_where_nothing_can_be_written(read_only: Path) -> None:
-    with _without_rights():
+    with bound_by_permissions():
         assert _train(_CONFIG, read_only / "run").state == "finished"
 
 
