@@ -16,22 +16,15 @@ from typing import Any
 
 import torch
 
-from skipinit.config import ModelConfig, TrainConfig
 from skipinit.sweeping import workers
 from skipinit.sweeping.engine import Outcome, run_sweep
 from skipinit.sweeping.grid import Grid
 from skipinit.sweeping.store import open_store, open_writer
 from skipinit.training.records import EpochRecord
+from support.runs import SMALL
 
 _KILLS = 25
-_CONFIG = TrainConfig(
-    ModelConfig("wrn10_1", "skipinit", num_classes=10, in_channels=1),
-    "digits",
-    lr=0.05,
-    batch_size=512,
-    epochs=2,
-    augment=False,
-)
+_CONFIG = replace(SMALL, batch_size=512)
 _TRIALS = Grid(tuple(replace(_CONFIG, seed=seed) for seed in range(60)))
 
 # Processes fork from a server that has imported torch: the instants fall into the sweep, not into imports.

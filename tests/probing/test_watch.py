@@ -126,6 +126,24 @@ def test_a_measurement_equals_a_probe_of_the_same_batch(scheme):
         assert row.parameter_gradient_norm == pytest.approx(same.parameter_gradient_norm, rel=1e-5)
 
 
+def gated_steps_after_a_block(m, x):
+    state = x + m.b(F.relu(m.d(x)))
+    for _ in range(3):
+        gate = m.a(state * x).sigmoid()
+        state = (1 - gate) * state + gate * m.c(state).tanh()
+    return state
+
+
+def test_a_recurrent_cell_is_no_more_a_block_than_in_a_probe():
+    model = seeded(lambda: Function(gated_steps_after_a_block))
+    expected = [add.name for add in skipinit.find_residual_adds(model, vectors(4))]
+    assert len(expected) == 1
+    with watch(model, every=1) as watched:
+        train(model, 2, batches=[vectors(4)] * 2)
+    for measurement in watched.report().measurements:
+        assert [row.name for row in measurement.rows] == expected
+
+
 def test_accumulated_batches_are_one_step():
     """Statistics are of the first micro-batch, the parameters' gradient is the sum."""
     model = seeded(lambda: Function(two_blocks))

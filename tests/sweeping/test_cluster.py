@@ -18,27 +18,20 @@ from typing import Any
 import pytest
 
 from skipinit.cli import main
-from skipinit.config import ModelConfig, TrainConfig, to_dict
+from skipinit.config import to_dict
 from skipinit.sweeping.engine import Outcome, run_sweep
 from skipinit.sweeping.grid import Grid
 from skipinit.sweeping.store import open_store
 from skipinit.training.protocol import identity
 from skipinit.training.records import EpochRecord
+from support.runs import SMALL, SMALL_BATCHNORM
 
 pytest.importorskip("ray", reason="needs Ray (extra `cluster`)")
 pytestmark = pytest.mark.xdist_group("ray")  # one worker, one cluster
 
-_CONFIG = TrainConfig(
-    ModelConfig("wrn10_1", "skipinit", num_classes=10, in_channels=1),
-    "digits",
-    lr=0.05,
-    batch_size=256,
-    epochs=6,
-    augment=False,
-)
-_BATCHNORM = ModelConfig("wrn10_1", num_classes=10, in_channels=1)
+_CONFIG = replace(SMALL, epochs=6)
 _DIVERGING = replace(_CONFIG, model=replace(_CONFIG.model, alpha=1e30))
-_RAISING = replace(_CONFIG, model=replace(_BATCHNORM, ghost_batch=48))
+_RAISING = replace(_CONFIG, model=replace(SMALL_BATCHNORM, ghost_batch=48))
 _TRIALS = [*(replace(_CONFIG, seed=seed) for seed in range(6)), _DIVERGING, _RAISING]
 _COMMAND = ["sweep", "wrn10_1", "--scheme", "skipinit", "--data", "digits", "--lr", "0.05"]
 _COMMAND += ["--batch-size", "256", "--engine", "ray"]

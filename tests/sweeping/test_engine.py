@@ -12,7 +12,7 @@ import pytest
 
 import skipinit
 from skipinit.cli import main
-from skipinit.config import ModelConfig, TrainConfig
+from skipinit.config import TrainConfig
 from skipinit.errors import ConfigError, SkipinitError
 from skipinit.sweeping.engine import Outcome, run_sweep
 from skipinit.sweeping.grid import Grid
@@ -21,19 +21,7 @@ from skipinit.sweeping.single import train
 from skipinit.sweeping.store import open_store, open_writer
 from skipinit.training.protocol import identity
 from skipinit.training.records import Trial
-from support.runs import StopAfter
-
-_CONFIG = TrainConfig(
-    ModelConfig("wrn10_1", "skipinit", num_classes=10, in_channels=1),
-    "digits",
-    lr=0.05,
-    batch_size=256,
-    epochs=2,
-    augment=False,
-)
-_BATCHNORM = ModelConfig("wrn10_1", num_classes=10, in_channels=1)
-# A scalar of 1e30 on every branch overflows float32 in the second block: it diverges at once.
-_DIVERGING = replace(_CONFIG, model=replace(_CONFIG.model, alpha=1e30))
+from support.runs import DIVERGING, SMALL, SMALL_BATCHNORM, StopAfter
 
 
 def _sweep(configs: list[TrainConfig], out: Path, **options: Any) -> Outcome:
@@ -52,34 +40,34 @@ def _curve(out: Path, config: TrainConfig) -> list[dict[str, Any]]:
 
 
 def test_a_trial_in_a_pack_of_sixteen_equals_the_lone_run_bit_for_bit(tmp_path: Path) -> None:
-    others = [replace(_CONFIG, lr=2.0**-n, seed=n) for n in range(3, 10)]
-    others += [replace(_CONFIG, model=_BATCHNORM, lr=2.0**-n) for n in range(3, 10)]
-    pack = [*others[:7], _CONFIG, _DIVERGING, *others[7:]]
+    others = [replace(SMALL, lr=2.0**-n, seed=n) for n in range(3, 10)]
+    others += [replace(SMALL, model=SMALL_BATCHNORM, lr=2.0**-n) for n in range(3, 10)]
+    pack = [*others[:7], SMALL, DIVERGING, *others[7:]]
     assert len(pack) == 16
     assert _sweep(pack, tmp_path, pack_size=16) == Outcome(results=16, failures=0, left=0)
-    alone = train(_CONFIG, device="cpu", progress=False)
+    alone = train(SMALL, device="cpu", progress=False)
     expected = [
         {k: v for k, v in vars(record).items() if k != "images_per_second"} for record in alone.records
     ]
-    assert _curve(tmp_path, _CONFIG) == expected
-    broken = _trials(tmp_path)[identity(_DIVERGING)]
+    assert _curve(tmp_path, SMALL) == expected
+    broken = _trials(tmp_path)[identity(DIVERGING)]
     assert (broken.state, broken.reason) == ("diverged", "the loss was not finite at step 0")
 
 
 def test_a_result_is_never_trained_again_and_new_trials_join(tmp_path: Path) -> None:
-    _sweep([_CONFIG], tmp_path)
-    before = _trials(tmp_path)[identity(_CONFIG)]
-    second = replace(_CONFIG, seed=1)
-    assert _sweep([_CONFIG, second], tmp_path) == Outcome(2, 0, 0)
+    _sweep([SMALL], tmp_path)
+    before = _trials(tmp_path)[identity(SMALL)]
+    second = replace(SMALL, seed=1)
+    assert _sweep([SMALL, second], tmp_path) == Outcome(2, 0, 0)
     after = _trials(tmp_path)
-    assert after[identity(_CONFIG)] == before
+    assert after[identity(SMALL)] == before
     assert after[identity(second)].state == "finished"
     assert not list((tmp_path / "checkpoints").glob("*"))
 
 
 def test_a_trial_that_raises_is_a_failure_with_its_traceback_and_disturbs_nobody(tmp_path: Path) -> None:
-    bad = replace(_CONFIG, model=replace(_BATCHNORM, ghost_batch=48))
-    assert _sweep([_CONFIG, bad], tmp_path, pack_size=2) == Outcome(results=1, failures=1, left=0)
+    bad = replace(SMALL, model=replace(SMALL_BATCHNORM, ghost_batch=48))
+    assert _sweep([SMALL, bad], tmp_path, pack_size=2) == Outcome(results=1, failures=1, left=0)
     failed = _trials(tmp_path)[identity(bad)]
     assert failed.state == "failed"
     assert failed.reason is not None
@@ -87,13 +75,13 @@ def test_a_trial_that_raises_is_a_failure_with_its_traceback_and_disturbs_nobody
     assert failed.traceback is not None
     assert "ConfigError" in failed.traceback
     reference = tmp_path / "alone"
-    _sweep([_CONFIG], reference)
-    assert _curve(tmp_path, _CONFIG) == _curve(reference, _CONFIG)
+    _sweep([SMALL], reference)
+    assert _curve(tmp_path, SMALL) == _curve(reference, SMALL)
 
 
 @pytest.mark.parametrize("questions", [0, 3, 8])
 def test_a_stopped_sweep_goes_on_from_within_the_epoch(tmp_path: Path, questions: int) -> None:
-    configs = [_CONFIG, replace(_CONFIG, seed=1)]
+    configs = [SMALL, replace(SMALL, seed=1)]
     stopped = _sweep(configs, tmp_path / "stopped", pack_size=2, stop=StopAfter(questions))
     assert stopped == Outcome(0, 0, 2)
     assert _sweep(configs, tmp_path / "stopped", pack_size=2) == Outcome(2, 0, 0)
@@ -103,22 +91,22 @@ def test_a_stopped_sweep_goes_on_from_within_the_epoch(tmp_path: Path, questions
 
 
 def test_a_damaged_checkpoint_costs_the_head_start_only(tmp_path: Path) -> None:
-    _sweep([_CONFIG], tmp_path, stop=StopAfter(8))
+    _sweep([SMALL], tmp_path, stop=StopAfter(8))
     (checkpoint,) = (tmp_path / "checkpoints").glob("*.pt")
     checkpoint.write_bytes(checkpoint.read_bytes()[:1000])
-    assert _sweep([_CONFIG], tmp_path) == Outcome(1, 0, 0)
-    assert [epoch["epoch"] for epoch in _curve(tmp_path, _CONFIG)] == [1, 2]
+    assert _sweep([SMALL], tmp_path) == Outcome(1, 0, 0)
+    assert [epoch["epoch"] for epoch in _curve(tmp_path, SMALL)] == [1, 2]
 
 
 def test_two_sweeps_on_one_store_the_second_says_who_holds_it(tmp_path: Path) -> None:
     with open_writer(tmp_path), pytest.raises(SkipinitError, match=r"is being written by process \d+"):
-        _sweep([_CONFIG], tmp_path)
+        _sweep([SMALL], tmp_path)
     assert _trials(tmp_path) == {}
 
 
 def test_packs_share_data_batch_length_and_position() -> None:
-    configs = [_CONFIG, replace(_CONFIG, lr=1.0), replace(_CONFIG, batch_size=64), replace(_CONFIG, epochs=3)]
-    groups = group([(config, 0) for config in configs] + [(replace(_CONFIG, seed=1), 5)])
+    configs = [SMALL, replace(SMALL, lr=1.0), replace(SMALL, batch_size=64), replace(SMALL, epochs=3)]
+    groups = group([(config, 0) for config in configs] + [(replace(SMALL, seed=1), 5)])
     assert [len(members) for members in groups.values()] == [2, 1, 1, 1]
     assert [len(pack) for pack in split(configs, 3)] == [3, 1]
 
@@ -177,7 +165,7 @@ def test_a_failed_trial_makes_the_exit_code_three(tmp_path: Path) -> None:
 
 def test_a_pack_size_below_one_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="pack_size 0"):
-        _sweep([_CONFIG], tmp_path, pack_size=0)
+        _sweep([SMALL], tmp_path, pack_size=0)
 
 
 def test_python_a_file_and_the_command_line_are_one_sweep(

@@ -27,22 +27,11 @@ from skipinit.training.control import Stop, steps_bar
 from skipinit.training.protocol import identity
 from skipinit.training.records import EpochRecord, Event, Recorded, Started
 from skipinit.training.world import World, cpu_threads, open_device, usable_cores
-from support.runs import StopAfter
+from support.runs import DIVERGING, RAISING, SMALL, StopAfter
 
 _CPU = torch.device("cpu")
-_CONFIG = TrainConfig(
-    ModelConfig("wrn10_1", "skipinit", num_classes=10, in_channels=1),
-    "digits",
-    lr=0.05,
-    batch_size=256,
-    epochs=2,
-    augment=False,
-)
-_BATCHNORM = ModelConfig("wrn10_1", num_classes=10, in_channels=1)
-_DIVERGING = replace(_CONFIG, model=replace(_CONFIG.model, alpha=1e30))
-_RAISING = replace(_CONFIG, model=replace(_BATCHNORM, ghost_batch=48))
 _EPOCH = EpochRecord(1, 2.0, 10.0, 2.0, 0.1, 100.0)
-_TRIALS = (*(replace(_CONFIG, seed=seed) for seed in range(3)), _DIVERGING, _RAISING)
+_TRIALS = (*(replace(SMALL, seed=seed) for seed in range(3)), DIVERGING, RAISING)
 
 
 @pytest.fixture
@@ -138,14 +127,14 @@ class _Mortal:
 
 @pytest.fixture
 def keeper(tmp_path: Path) -> Iterator[Keeper]:
-    configs = [replace(_CONFIG, seed=seed) for seed in range(2)]
+    configs = [replace(SMALL, seed=seed) for seed in range(2)]
     with open_writer(tmp_path) as writer, steps_bar(0, shown=False) as bar:
         writer.add(configs)
         yield Keeper(writer, Checkpoints(tmp_path / "checkpoints"), bar, configs)
 
 
 def _dispatch(pool: _Mortal, keeper: Keeper) -> None:
-    configs = [replace(_CONFIG, seed=seed) for seed in range(2)]
+    configs = [replace(SMALL, seed=seed) for seed in range(2)]
     Dispatcher(pool, Options(None, 60.0), keeper).train([configs], Stop())
 
 
@@ -176,7 +165,7 @@ def test_workers_that_never_begin_are_an_error_and_not_a_failed_trial(keeper: Ke
 
 
 def test_a_checkpoint_that_came_with_a_share_is_one_of_the_same_value(tmp_path: Path) -> None:
-    run_sweep(Grid((_CONFIG,)), tmp_path, device="cpu", progress=False, stop=StopAfter(8))
+    run_sweep(Grid((SMALL,)), tmp_path, device="cpu", progress=False, stop=StopAfter(8))
     (file,) = (tmp_path / "checkpoints").glob("*.pt")
     content = file.read_bytes()
     (sent, seconds), (kept, expected) = (
@@ -210,7 +199,7 @@ def test_cores_are_those_of_the_affinity_and_of_the_quota(
 
 
 def test_a_forecast_counts_what_runs_at_once(tmp_path: Path, two_cores: None) -> None:
-    trials = [replace(_CONFIG, seed=seed) for seed in range(3)]
+    trials = [replace(SMALL, seed=seed) for seed in range(3)]
     plan = forecast(trials, tmp_path, "cpu", measure=lambda _: Step(0.1))
     first, second, third = (pack.seconds for pack in plan.packs)
     assert plan.at_once == 2

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import stdev
 from typing import Any, Literal
 
 import torch
@@ -25,7 +25,7 @@ from ..data.images import load
 from ..files import write_whole
 from ..nets.create import create_model
 from ..nets.layers import l2_parameters
-from ..probing.balance import ProbeReport, ProbeRow
+from ..probing.balance import ProbeReport, ProbeRow, mean_row
 from ..probing.columns import csv_text
 from ..probing.laws import (
     normalized_variance,
@@ -114,7 +114,7 @@ class MeasuredFigure:
     @property
     def report(self) -> ProbeReport:
         """The first report, with every measurement replaced by its mean over the networks."""
-        return replace(self.reports[0], rows=tuple(map(_mean, self._blocks())))
+        return replace(self.reports[0], rows=tuple(map(mean_row, self._blocks())))
 
     @property
     def conditions(self) -> str:
@@ -171,12 +171,6 @@ class MeasuredFigure:
         band = "\nband: ± one standard deviation between networks" if len(self.reports) > 1 else ""
         axes.set_title(f"{FIGURES[self.name].title}\n{self.conditions}{band}", fontsize="medium")
         return figure
-
-
-def _mean(block: tuple[ProbeRow, ...]) -> ProbeRow:
-    measured = [name for name, value in asdict(block[0]).items() if isinstance(value, float)]
-    means: dict[str, Any] = {name: fmean(getattr(row, name) for row in block) for name in measured}
-    return replace(block[0], **means)
 
 
 def draw_figure(axes: Axes, name: str, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..extras import need
@@ -64,6 +65,13 @@ class ProbeRow:
             name: None if isinstance(value, float) and not math.isfinite(value) else value
             for name, value in values.items()
         }
+
+
+def mean_row(rows: Sequence[ProbeRow]) -> ProbeRow:
+    """One block of several networks: the mean of everything that was measured."""
+    measured = [name for name, value in dataclasses.asdict(rows[0]).items() if isinstance(value, float)]
+    means: dict[str, Any] = {name: fmean(getattr(row, name) for row in rows) for name in measured}
+    return dataclasses.replace(rows[0], **means)
 
 
 @dataclass(frozen=True)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import fmean, median
+from statistics import linear_regression, median
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError
-from .balance import ProbeReport, ProbeRow
+from .balance import ProbeReport, mean_row
 from .columns import align, csv_text
 from .forward import Inputs
 from .measure import Loss, probe
@@ -166,14 +166,7 @@ def _probe(
         if reports[-1].first_nonfinite:
             return reports[-1]
     rows = zip(*(report.rows for report in reports), strict=True)
-    return replace(reports[0], rows=tuple(map(_mean, rows)))
-
-
-def _mean(rows: Sequence[ProbeRow]) -> ProbeRow:
-    """One block of several networks: the mean of everything that was measured."""
-    measured = [name for name, value in asdict(rows[0]).items() if isinstance(value, float)]
-    means: dict[str, Any] = {name: fmean(getattr(row, name) for row in rows) for name in measured}
-    return replace(rows[0], **means)
+    return replace(reports[0], rows=tuple(map(mean_row, rows)))
 
 
 def _row(depth: int, report: ProbeReport) -> DepthRow:
@@ -192,7 +185,7 @@ def _fit(check: DepthCheck) -> tuple[Literal["constant", "power", "exponential",
     """The better of v = a n^p and v = a r^n, by least squares in log v, over n blocks."""
     points = [(row.blocks, row.output_variance) for row in check.rows]
     known = [(n, math.log(v)) for n, v in points if v is not None and v > 0]
-    if len(known) < 3 or len(known) < len(points):
+    if len({n for n, _ in known}) < 3 or len(known) < len(points):
         return "unknown", math.nan
     logs = [v for _, v in known]
     power, power_error = _slope([math.log(n) for n, _ in known], logs)
@@ -207,10 +200,8 @@ def _fit(check: DepthCheck) -> tuple[Literal["constant", "power", "exponential",
 
 def _slope(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float]:
     """Slope and squared error of the least-squares line."""
-    x_mean, y_mean = sum(xs) / len(xs), sum(ys) / len(ys)
-    spread = sum((x - x_mean) ** 2 for x in xs)
-    slope = sum((x - x_mean) * (y - y_mean) for x, y in zip(xs, ys, strict=True)) / spread if spread else 0.0
-    error = sum((y - y_mean - slope * (x - x_mean)) ** 2 for x, y in zip(xs, ys, strict=True))
+    slope, start = linear_regression(xs, ys)
+    error = sum((y - start - slope * x) ** 2 for x, y in zip(xs, ys, strict=True))
     return slope, error
 
 

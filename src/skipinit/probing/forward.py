@@ -118,7 +118,6 @@ def traced(
         except Exception as error:
             given, reason = ", ".join(map(_describe, tensors)), one_line(error)
             raise ConfigError(f"{type(model).__name__} cannot take the inputs {given}: {reason}") from error
-        tracer.drop_recurrent()
         yield tracer, output
 
 

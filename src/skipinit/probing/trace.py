@@ -134,6 +134,7 @@ class Tracer(TorchDispatchMode):
         super().__exit__(*exception)  # type: ignore[no-untyped-call]
         for hook in self._hooks:
             hook.remove()
+        self._drop_recurrent()
 
     def _enter_module(self, module: nn.Module, _: Any) -> None:
         if module in self._names:
@@ -198,7 +199,7 @@ class Tracer(TorchDispatchMode):
         """The number of the innermost module call that is running."""
         return self._calls[-1].number
 
-    def drop_recurrent(self) -> None:
+    def _drop_recurrent(self) -> None:
         """Once the pass is over: a cell of the user's own is known by its second step."""
         recurrent = is_recurrent(self.adds)
         if any(recurrent):
