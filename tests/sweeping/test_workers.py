@@ -158,6 +158,13 @@ def test_an_epoch_in_between_forgives_a_loss(keeper: Keeper) -> None:
     assert all(trial.state == "running" for trial in keeper.writer.trials())
 
 
+def test_long_shares_go_out_first_and_equal_ones_in_their_order(keeper: Keeper) -> None:
+    shares = [[replace(SMALL, seed=seed, epochs=epochs)] for seed, epochs in enumerate((1, 3, 3, 16, 1))]
+    pool = _Mortal(*[([], False)] * len(shares))
+    Dispatcher(pool, Options(None, 60.0), keeper).train(shares, Stop())
+    assert pool.shares == [[3], [1], [2], [0], [4]]
+
+
 def test_workers_that_never_begin_are_an_error_and_not_a_failed_trial(keeper: Keeper) -> None:
     with pytest.raises(SkipinitError, match=r"workers die before they train anything \(killed\)"):
         _dispatch(_Mortal(([], True), ([], True), ([], True)), keeper)

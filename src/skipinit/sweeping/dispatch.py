@@ -143,7 +143,8 @@ class Dispatcher:
 
     def train(self, shares: Iterable[Sequence[TrainConfig]], stop: Stop) -> None:
         """Give every trial its result, or its failure, until asked to stop."""
-        self.waiting.extend(shares)
+        # Most epochs first: begun last, a long share would keep one worker busy while the others idle.
+        self.waiting.extend(sorted(shares, key=lambda configs: configs[0].epochs, reverse=True))
         while (self.waiting or self.tasks) and not stop.requested:
             while self.waiting and len(self.tasks) < self.pool.room():
                 self._send(self.waiting.popleft())
