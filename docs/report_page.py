@@ -1,4 +1,4 @@
-"""A hook of MkDocs: the report of everything in `results/` is a page of the documentation, made when it is built."""
+"""A hook of MkDocs: the report of everything in `results/` as a page of the site, made when that is built."""
 
 from __future__ import annotations
 
