@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import replace
 from itertools import combinations
@@ -105,6 +106,17 @@ def test_a_smaller_batch_takes_a_smaller_rate() -> None:
     (trial,) = trials("table1", "demo", "divide-sqrt2", 100)
     assert (trial.batch_size, trial.lr, trial.data) == (32, 2.0**-6, "digits16")
     assert (trial.schedule, trial.l2, trial.dampening) == ("cifar", 5e-4, 0.9), "all else is the paper's"
+
+
+def test_rates_grow_with_the_batch_up_to_what_the_method_endures() -> None:
+    """Section 3: batch norm has the largest stable rate, then SkipInit, then no normalization."""
+
+    def tried(method: str, batch: int) -> list[float]:
+        return [math.log2(trial.lr) for trial in trials("figure3", "reduced", method, batch)]
+
+    assert tried("batchnorm", 64) == tried("skipinit", 64) == tried("none", 64) == [-3, -2, -1, 0]
+    assert tried("skipinit", 16) == [-5, -4, -3, -2]
+    assert [tried(method, 4096)[0] for method in ("batchnorm", "skipinit", "none")] == [1, -1, -3]
 
 
 def test_what_failed_in_the_paper_is_tried_at_enough_rates_to_decide() -> None:

@@ -200,7 +200,7 @@ def _plan(
     batch_size = effort.batch_size or published_batch
     published = exhibit.cells.get((method.name, at))
     # In the small-batch limit the best rate is proportional to the batch size (section 3).
-    best = _expected_rate(exhibit, published, at) * batch_size / published_batch
+    best = _expected_rate(exhibit, method, published, at) * batch_size / published_batch
     model = replace(
         method.model(_network(exhibit, at, preset.width)),
         in_channels=describe(data).shape[0],
@@ -228,11 +228,15 @@ def _network(exhibit: Exhibit, at: int, width: int | None) -> str:
     return name if width is None else re.sub(r"^(wrn\d+)_\d+$", rf"\1_{width}", name)
 
 
-def _expected_rate(exhibit: Exhibit, published: Result | None, at: int) -> float:
-    """Where to look for the best rate: the paper's, or one that fits the batch size."""
+def _expected_rate(exhibit: Exhibit, method: Method, published: Result | None, at: int) -> float:
+    """Where to look for the best rate: the paper's, or one that fits batch size and method."""
     if published is not None and published.rate is not None:
         return published.rate.lr
     if exhibit.axis == "depth":
         return 2.0**-2  # SkipInit's at every depth, for cells that failed at every rate
-    batch, exponent = (256, 0) if exhibit.data == "imagenet" else (64, -2)
-    return 2.0 ** min(exponent + round(math.log2(at / batch)), 2)
+    if exhibit.data == "imagenet":
+        return 2.0 ** min(round(math.log2(at / 256)), 2)
+    # In proportion to the batch size, up to what the method endures (section 3; measured: results/README.md).
+    scheme = SCHEMES[method.scheme]
+    largest = 2 if scheme.has_norm else 0 if scheme.alpha is not None else -2
+    return 2.0 ** min(round(math.log2(at / 64)) - 2, largest)

@@ -152,7 +152,11 @@ def _measuring(judged: JudgedClaim) -> str:
 
 
 def _section(exhibit: Exhibit, collection: Collection) -> Section:
-    presets = [cells[0].preset.name for cells in collection.sets.values()] or ["quick"]
+    presets = [
+        cells[0].preset.name
+        for cells in collection.sets.values()
+        if not exhibit.metrics or any(cell.exhibit == exhibit for cell in cells)
+    ] or ["quick"]
     tables = [
         table
         for metric in exhibit.metrics

@@ -93,9 +93,9 @@ STEADY = Shape(
     f"{{}} varies by at most {SAME:g} points",
     lambda scores: max(scores) - min(scores) <= SAME,
 )
-FLAT_THEN_FALLING = Shape(
-    f"{{}}: smallest batch within {SAME:g} points of the best, largest more than that below",
-    lambda scores: max(scores) - scores[0] <= SAME < max(scores) - scores[-1],
+FLAT_THEN_FALLING = Shape(  # one point is not flat: a curve that falls from its first batch size on would be
+    f"{{}}: the two smallest batches within {SAME:g} points of the best, the largest more than that below",
+    lambda scores: max(scores) - min(scores[:2]) <= SAME < max(scores) - scores[-1],
 )
 NEVER_RISING = Shape(
     f"{{}}: no batch size is more than {SAME:g} points better than a smaller one",
