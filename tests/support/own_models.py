@@ -61,6 +61,12 @@ def plain_blocks() -> nn.Module:
     return nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), _Plain(), _Plain(), nn.Flatten(), nn.Linear(256, 10))
 
 
+def for_photographs() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 8, stride=8), _Plain(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2)
+    )
+
+
 def two_classes() -> nn.Module:
     return SmallNet(classes=2)
 

@@ -145,7 +145,7 @@ def test_every_field_of_a_config_is_an_axis() -> None:
     flat = flatten(config)
     assert set(flat) == set(AXES) - {"depth", "watch"}
     assert (flat["model"], flat["dropout"], flat["seed"], flat["lr"]) == ("wrn16_2", 0.5, 3, 0.5)
-    assert len(flat) == len(vars(config)) + len(vars(config.model)) - 1
+    assert len(flat) == len(vars(config)) + len(vars(config.model)) - 2, "`model` and `watch`"
     assert expand(flat).trials == (config,)
 
 

@@ -158,7 +158,7 @@ def test_the_report_has_one_heat_map_of_share_and_one_of_alpha(watched: Path, tm
     assert section.count("<svg") == section.count("data:image/png;base64") // 2 == 2
     assert "blocks.0.merge" in section
     assert "learned scale of the branch, α" in section
-    assert "5 measurements of 3 blocks, steps 0 to 8." in section
+    assert "5 measurements of 3 blocks, steps 0 to 8" in section
     assert "<script" not in page
     addresses = re.findall(r'(?:href|src)="([^"#][^"]*)"', page)
     assert all(address.startswith("data:") for address in addresses)

@@ -71,7 +71,7 @@ def keep_arrays(train: Any, test: Any) -> str:
         digest.update(f"{array.shape}".encode() + array.tobytes())
     name = f"{digest.hexdigest()[:16]}.npz"
     if find(name) is None:
-        write_whole(search_path()[0] / name, lambda file: np.savez(file, **arrays))
+        write_whole(search_path()[0] / name, lambda file: np.savez(file, **arrays))  # type: ignore[arg-type]
     return name
 
 
@@ -109,7 +109,8 @@ def _pixels(images: NDArray[Any], part: str) -> NDArray[Any]:
             f"data: {part}_images are {images.dtype} that are no pixels k / 255; give uint8: images are "
             "standardized one by one in any case"
         )
-    return pixels.astype(np.uint8)
+    whole: NDArray[Any] = pixels.astype(np.uint8)
+    return whole
 
 
 def read_arrays(path: str) -> tuple[Labelled, Labelled]:

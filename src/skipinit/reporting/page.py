@@ -200,7 +200,12 @@ def _sweep_pictures(tables: list[ResultTable], collection: Collection) -> list[P
 
 def _watched_pictures(seen: Sequence[WatchReport]) -> list[Picture]:
     return [
-        Picture(each.model, each.summary(), draw_watched(each, f"watched-{number}"))
+        Picture(
+            each.model,
+            f"{len(each.steps)} measurements of {len(each.blocks)} blocks, "
+            f"steps {each.steps[0]} to {each.steps[-1]}",
+            draw_watched(each, f"watched-{number}"),
+        )
         for number, each in enumerate(seen[:_WATCHED])
     ]
 

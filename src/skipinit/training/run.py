@@ -72,6 +72,10 @@ class Run:
                 from .kernels.chain import chain_blocks
 
                 self.rounded = RoundedWeights(self.model, chain_blocks(self.model.blocks))
+                if config.watch is not None:
+                    say_once(
+                        "in bfloat16 on a GPU blocks run as chains, which cannot be watched; in tf32 they can"
+                    )
             compile_pieces(self.model)
         if world.size > 1:
             self.network = _share_gradients(self.model)
@@ -109,7 +113,7 @@ class Run:
     def is_watched(self, position: int) -> bool:
         """Whether to measure the step after so many; of several processes one does."""
         every = self.config.watch
-        return every is not None and position % every == 0 and self.world.leads
+        return every is not None and position % every == 0 and self.world.leads and not self.rounded
 
     def measured_step(self, position: int) -> None:
         """The step after so many others, under a watch. It is run eagerly, and none of its numbers change."""
