@@ -334,3 +334,5 @@ def test_what_has_no_name_cannot_be_a_model(data: str) -> None:
         assert "\n" not in str(caught.value)
     with pytest.raises(ConfigError, match=words):
         expand({"model": lambda: SmallNet(), "data": data, "lr": 0.1})
+    with pytest.raises(ConfigError, match="config is a function; make a TrainConfig of it"):
+        train(cast(Any, small_net))

@@ -108,15 +108,11 @@ def expand(axes: Mapping[str, object]) -> Grid:
 
 
 def _named(axis: str, given: object) -> object:
-    """Factories and data that were handed over, by name; a pair of names is two data sets."""
+    """Factories and data that were handed over, by name; a list of names is several data sets."""
     if axis == "model" and callable(given):
         return name_factory(given)
-    names = isinstance(given, str | Path) or (
-        isinstance(given, Sequence) and all(isinstance(each, str | Path) for each in given)
-    )
-    if axis == "data" and not names:
-        return name_data(given)
-    return given
+    names = isinstance(given, Sequence) and all(isinstance(each, str) for each in given)
+    return name_data(given) if axis == "data" and not names else given
 
 
 def make_grid(trials: Iterable[TrainConfig]) -> Grid:

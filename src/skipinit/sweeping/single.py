@@ -75,6 +75,9 @@ def train(
         progress: show a bar where standard error is a terminal.
         stop: asks for an early end; by default only signals do.
     """
+    if not isinstance(config, TrainConfig):
+        kind = type(config).__name__
+        raise ConfigError(f"config is a {kind}; make a TrainConfig of it: make_train_config(model, data)")
     if tensorboard and out is None:
         raise ConfigError("TensorBoard events need a folder; give out as well")
     if config.watch is not None and out is None:

@@ -224,8 +224,9 @@ class Reporter:
 
     def _measured(self, run: Run) -> None:
         """Before a checkpoint that is beyond these steps."""
-        if measurements := run.take_measurements():
-            self.emit(Measured(identity(run.config), measurements))
+        if run.measurements:
+            self.emit(Measured(identity(run.config), tuple(run.measurements)))
+            run.measurements.clear()
 
     def _keep(self, run: Run) -> None:
         id = identity(run.config)

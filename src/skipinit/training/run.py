@@ -96,7 +96,7 @@ class Run:
         """The loss of every batch of the epoch."""
         self.records: list[EpochRecord] = []
         self.measurements: list[Measurement] = []
-        """Those that nobody has taken yet."""
+        """Of watched steps; whoever keeps them empties the list."""
 
     def train_step(self) -> None:
         """One update from one batch. Only the device is involved, so a CUDA graph can replay it."""
@@ -127,11 +127,6 @@ class Run:
         self.measurements.extend(seen.measurements)
         if seen.remark:
             say_once(f"{self.config.model.name}: nothing to watch. {seen.remark}")
-
-    def take_measurements(self) -> tuple[Measurement, ...]:
-        """All since the last time."""
-        taken, self.measurements = tuple(self.measurements), []
-        return taken
 
     def prepare_weights(self) -> None:
         """Bring what is derived from the weights up to date; before every use of the network."""
