@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import sqlite3
+from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +19,7 @@ from skipinit.cli import main
 from skipinit.config import TrainConfig, to_dict
 from skipinit.data import epoch_plan, load, standardize
 from skipinit.data.augment import mix
-from skipinit.errors import ConfigError
+from skipinit.errors import ConfigError, DataError
 from skipinit.nets.create import build
 from skipinit.probing.history import Measurement
 from skipinit.sweeping.dispatch import Keeper
@@ -25,7 +28,7 @@ from skipinit.sweeping.exchange import entries, merge
 from skipinit.sweeping.grid import expand, read_grid
 from skipinit.sweeping.results import results
 from skipinit.sweeping.single import train
-from skipinit.sweeping.store import open_store, open_writer
+from skipinit.sweeping.store import FILE, open_store, open_writer
 from skipinit.training.protocol import identity, settle
 from skipinit.training.records import Event, Kept, TrainResult
 from support.runs import DIVERGING, SMALL, SMALL_BATCHNORM, StopAfter, state, tensors
@@ -82,6 +85,14 @@ def test_the_file_for_people_is_what_the_store_holds(watched: Path) -> None:
     assert report.model == "wrn10_1, skipinit, digits, lr 0.05, seed 0"
     assert report.series(report.blocks[0], "scale")[0] == 0.0
     assert report.series(report.blocks[0], "scale")[-1] != 0.0
+
+
+def test_a_measurement_that_was_not_written_so_is_damage(watched: Path, tmp_path: Path) -> None:
+    shutil.copytree(watched, tmp_path / "run")
+    with closing(sqlite3.connect(tmp_path / "run" / FILE)) as connection, connection:
+        connection.execute("UPDATE measurements SET blocks = replace(blocks, '1', '2') WHERE step = 4")
+    with pytest.raises(DataError, match="the file is damaged"):
+        skipinit.watched(tmp_path / "run")
 
 
 def test_stopped_and_resumed_has_the_same_measurements(watched: Path, tmp_path: Path) -> None:
