@@ -269,6 +269,8 @@ def explained(path: Path) -> Iterator[None]:
     """Say in one line what the user can mend; SQLite's other errors are defects of ours and pass."""
     try:
         yield
+    except UnicodeDecodeError as error:  # SQLite's own message quotes what is no text
+        raise damaged(path) from error
     except sqlite3.Error as error:
         if "decode to UTF-8" in str(error) or "user-defined function" in str(error):  # text that is none
             raise damaged(path) from error
