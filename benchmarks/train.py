@@ -1,7 +1,9 @@
 """Training speed, side by side in one process: a plain PyTorch loop, and this package's step, on one network.
 
 The plain loop is what most people write: eager, torch.optim.SGD, on a GPU bfloat16 autocast and channels
-last, the data on the device. Both see the same batches' shapes and the same network.
+last, the data on the device. Both see the same batches' shapes and the same network. `train:own_net` is a
+network that comes from a factory of the user's own, which runs eagerly in both. On the CPU one thread counts,
+as runs have it, and its own time: what else the machine does is no part of it.
 
     python benchmarks/train.py                          # CPU: WRN-16-2 on digits; GPU: WRN-16-2, WRN-1000-2
     python benchmarks/train.py --json results/train-speed.json
@@ -20,6 +22,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 from skipinit import ModelConfig, TrainConfig
@@ -27,27 +30,35 @@ from skipinit.data.augment import standardize
 from skipinit.data.catalog import DATA_SETS
 from skipinit.data.images import ImageSet, load
 from skipinit.nets.create import build
+from skipinit.nets.own import is_own, load_factory
 from skipinit.provenance import Provenance
 from skipinit.training.loop import make_executor
 from skipinit.training.run import Run
 from skipinit.training.sources import DeviceImages
-from skipinit.training.world import World, find_device
+from skipinit.training.world import World, cpu_threads, find_device
 
 BATCH = 64
-ON_CPU = [("wrn16_2", "skipinit"), ("wrn16_2", "batchnorm")]
+ON_CPU = [("wrn16_2", "skipinit"), ("wrn16_2", "batchnorm"), ("train:own_net", "own")]
 ON_GPU = [*ON_CPU, ("wrn1000_2", "skipinit"), ("wrn1000_2", "batchnorm")]
+
+
+def own_net() -> nn.Module:
+    """WRN-16-2 with batch norm as a module like any other."""
+    channels = 3 if torch.cuda.is_available() else 1
+    return build(ModelConfig("wrn16_2", "batchnorm", num_classes=10, in_channels=channels), seed=0)
 
 
 def milliseconds(step: Callable[[], None], device: torch.device, seconds: float) -> list[float]:
     """Time per step: of seven groups of steps, after warming up, each group synchronized at its end."""
 
     def group(steps: int) -> float:
-        started = time.perf_counter()
+        clock = time.perf_counter if device.type == "cuda" else time.process_time
+        started = clock()
         for _ in range(steps):
             step()
         if device.type == "cuda":
             torch.cuda.synchronize()
-        return 1000 * (time.perf_counter() - started) / steps
+        return 1000 * (clock() - started) / steps
 
     group(5)
     steps = max(2, round(seconds * 1000 / 7 / group(3)))
@@ -55,7 +66,9 @@ def milliseconds(step: Callable[[], None], device: torch.device, seconds: float)
 
 
 def plain_loop(config: TrainConfig, data: ImageSet, device: torch.device) -> Callable[[], None]:
-    model = build(config.model, seed=0).to(device).train()
+    name = config.model.name
+    model = load_factory(name)() if is_own(name) else build(config.model, seed=0)
+    model.to(device).train()
     if device.type == "cuda":
         model.to(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), lr=config.lr, momentum=0.9, weight_decay=config.l2)
@@ -122,19 +135,22 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--networks", nargs="+", help="only these, such as train:own_net")
     parser.add_argument("--seconds", type=float, default=5.0, help="measuring time per row")
     parser.add_argument("--json", type=Path, help="also write the rows, with the machine, to this file")
     arguments = parser.parse_args()
     device = find_device(arguments.device)
+    torch.set_num_threads(cpu_threads())
     words = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     rows = []
-    for name, scheme in ON_GPU if device.type == "cuda" else ON_CPU:
+    everything = ON_GPU if device.type == "cuda" else ON_CPU
+    for name, scheme in (each for each in everything if each[0] in (arguments.networks or each)):
         for row in measure(name, scheme, device, arguments.seconds):
             rows.append(row)
             low, high = row["fastest_and_slowest"]  # type: ignore[misc]
             ratio = f"  {row['times_as_fast']} times as fast" if "times_as_fast" in row else ""
             print(
-                f"{name:10} {scheme:10} {row['way']:10} {row['ms_per_step']:9} ms ({low} to {high})"
+                f"{name:13} {scheme:10} {row['way']:10} {row['ms_per_step']:9} ms ({low} to {high})"
                 f" {row['images_per_second']:>8,} images/s  {row['peak_memory_gib'] or '-'} GiB{ratio}",
                 flush=True,
             )

@@ -125,6 +125,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "scheme": "batchnorm",
         "lr": "2^-2",
         "epochs": 1,
+        "watch": 10,
     }
     outcome = skipinit.sweep(axes, folder, device="cpu")
     config = skipinit.make_train_config(skipinit.ModelConfig("wrn10_1"), "digits", epochs=1, batch_size=256)
@@ -133,6 +134,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "sweep": outcome,
         "reproduce": outcome,
         "results": skipinit.results(folder),
+        "watched": skipinit.watched(folder),
         "claims": [],
         "report": Path("report.html"),
     }
@@ -153,7 +155,7 @@ def test_python_blocks_run(
     for block in blocks_in(path, "python"):
         code = re.sub(r"steps=\d+", "steps=2", block.text)
         compiled = compile(code, f"{name_of(path)}:{block.line}", "exec")
-        if any(word in code for word in ("opacus", '"cuda', "imagenet", "Trainer(")):
+        if any(word in code for word in ("opacus", '"cuda', "imagenet", "Trainer(", "mypackage")):
             continue  # what it imports from this package is checked below
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)

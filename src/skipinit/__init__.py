@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from .probing.watch import Watch, watch
     from .reporting.page import report
     from .sweeping.engine import Outcome, sweep
-    from .sweeping.results import Progress, results, status
+    from .sweeping.results import Progress, results, status, watched
     from .sweeping.single import Evaluation, evaluate, export, train
     from .training.protocol import make_train_config
     from .training.records import TrainResult
@@ -111,6 +111,7 @@ _HOME = {
     "sweep": "sweeping.engine",
     "train": "sweeping.single",
     "watch": "probing.watch",
+    "watched": "sweeping.results",
 }
 
 _LABORATORY = {"data", "training", "sweeping", "paper", "reporting"}

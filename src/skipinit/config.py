@@ -33,14 +33,20 @@ def option(
     least: float = -math.inf,
     above: float = -math.inf,
     below: float = math.inf,
+    identifies: bool = True,
 ) -> Any:
-    """A field with its help and the range of its values; without a default it must be given."""
+    """A field with its help and the range of its values; without a default it must be given.
+
+    What does not identify is left out where configs are compared, named and stored.
+    """
     within = f" in [{least}, {below})" if math.isfinite(below) else ""
     within = within or (f", {least} or more" if math.isfinite(least) else "")
     within = within or (f" above {above}" if math.isfinite(above) else "")
     in_range = lambda value: least <= value < below and value > above  # noqa: E731
     return dataclasses.field(
-        default=default, metadata={"help": help, "in_range": in_range if within else None, "within": within}
+        default=default,
+        compare=identifies,
+        metadata={"help": help, "in_range": in_range if within else None, "within": within},
     )
 
 
@@ -97,7 +103,7 @@ class TheoryConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """One training run: everything that decides its numbers, and nothing else."""
+    """One training run: everything that decides its numbers, and what is measured besides."""
 
     model: ModelConfig
     data: str = option(
@@ -124,6 +130,12 @@ class TrainConfig:
     )
     convert: Convert | None = option(
         "Remove normalization from a model of your own before it is trained; none: leave it as it is.", None
+    )
+    watch: int | None = option(
+        "Measure every residual block at every so many steps; changes no number of the training.",
+        None,
+        least=1,
+        identifies=False,
     )
 
     def __post_init__(self) -> None:
@@ -171,8 +183,10 @@ def _check_options(config: Config, owner: str = "") -> None:
 
 
 def to_dict(config: Config) -> dict[str, Any]:
-    """The config as nested dictionaries that JSON can hold."""
-    return json.loads(json.dumps(dataclasses.asdict(config)))  # type: ignore[no-any-return]
+    """What identifies the config, as nested dictionaries that JSON can hold."""
+    values = dataclasses.asdict(config)
+    kept = {field.name: values[field.name] for field in dataclasses.fields(config) if field.compare}
+    return json.loads(json.dumps(kept))  # type: ignore[no-any-return]
 
 
 def model_from_dict(fields: dict[str, Any]) -> ModelConfig:

@@ -8,11 +8,29 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from PIL import Image
+from torch.utils.data import TensorDataset
 
 from skipinit.data import describe, load
+from skipinit.data.arrays import keep_arrays
 from skipinit.errors import DataError
+from skipinit.training.protocol import name_data
 
 Arrays = dict[str, Any]
+
+
+class _Dataset:
+    """Map-style, as of torch.utils.data: a length, and pairs by their number."""
+
+    def __init__(self, images: list[Any], labels: Any) -> None:
+        self.images, self.labels = images, labels
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        return self.images[index], int(self.labels[index])
 
 
 def _arrays(channels: int = 3) -> Arrays:
@@ -111,3 +129,61 @@ def test_a_file_that_is_damaged_or_not_there_is_named(tmp_path: Path) -> None:
         path.write_bytes(damaged)
         with pytest.raises(DataError, match=r"mine\.npz: not an \.npz file of plain arrays"):
             describe(str(path))
+
+
+def _in_memory(form: str, arrays: Arrays) -> list[Any]:
+    """Training and test split, as users have them."""
+    splits: list[Any] = []
+    for part in ("train", "test"):
+        images, labels = arrays[f"{part}_images"], arrays[f"{part}_labels"]
+        if form == "arrays":
+            splits.append((images, labels))
+        elif form == "tensors":
+            splits.append((torch.from_numpy(images), torch.from_numpy(labels)))
+        elif form == "TensorDataset":
+            splits.append(TensorDataset(torch.from_numpy(images).float() / 255, torch.from_numpy(labels)))
+        else:
+            pictures = [Image.fromarray(image.transpose(1, 2, 0)) for image in images]
+            splits.append(_Dataset(pictures, labels))
+    return splits
+
+
+@pytest.mark.parametrize("form", ["arrays", "tensors", "TensorDataset", "pictures"])
+def test_what_is_in_memory_becomes_a_file_named_by_its_content(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    monkeypatch.setenv("SKIPINIT_DATA", str(tmp_path / "data"))
+    monkeypatch.chdir(tmp_path)
+    arrays = _arrays()
+    name = keep_arrays(*_in_memory(form, arrays))
+    assert name == keep_arrays(*_in_memory("arrays", arrays)), "however it was handed over"
+    assert [path.name for path in (tmp_path / "data").iterdir()] == [name]
+    images = load(name)
+    for key, array in arrays.items():
+        assert np.array_equal(getattr(images, key).numpy(), array)
+    arrays["test_labels"][0] = 1
+    assert keep_arrays(*_in_memory(form, arrays)) != name
+
+
+def test_what_in_memory_cannot_be_data_is_refused_and_nothing_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SKIPINIT_DATA", str(tmp_path))
+    test = (np.zeros((2, 1, 8, 8), np.uint8), np.array([0, 1]))
+    normal, odd = torch.randn(2, 1, 8, 8), [torch.zeros(1, 8, 8), torch.zeros(1, 8, 9)]
+    refused: dict[str, Any] = {
+        "data: train is a generator; it must be (images, labels), or a Dataset of a length": (
+            x for x in "ab"
+        ),
+        "data: train_images are float32 that are no pixels k / 255; give uint8": (normal, test[1]),
+        "data: train cannot be read; its examples must be images of one shape": _Dataset(odd, test[1]),
+        "data: train_labels is of length 3; it must be as long as train_images, 2": (test[0], np.arange(3)),
+        "data: training and test images are of different shapes": (test[0][..., :7], test[1]),
+    }
+    for message, train in refused.items():
+        with pytest.raises(DataError) as caught:
+            keep_arrays(train, test)
+        assert str(caught.value).startswith(message)
+    with pytest.raises(DataError, match=r"data is a Tensor; it must be a name, a path, or \(train, test\)"):
+        name_data(normal)
+    assert not list(tmp_path.iterdir())

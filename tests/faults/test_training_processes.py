@@ -116,6 +116,24 @@ def test_stopped_within_an_epoch_two_processes_go_on_as_if_nothing_had_been(tmp_
     _assert_same_numbers(tmp_path / "stopped", tmp_path / "whole")
 
 
+def test_models_of_the_users_own_are_shared_and_watched_by_one(tmp_path: Path) -> None:
+    model = ModelConfig("support.own_models:plain_blocks", "own", num_classes=10, in_channels=1)
+    config = replace(_config("skipinit", epochs=1), model=model, watch=4)
+    assert _train(config, tmp_path / "two", looks=4) == [0, 0]
+    assert state(tmp_path / "two")["step"] == 5
+    assert _train(config, tmp_path / "two") == [0, 0]
+    train(config, tmp_path / "one", device="cpu", progress=False)
+    _assert_same_numbers(tmp_path / "two", tmp_path / "one")
+    seen, alone = ((tmp_path / name / "balance.csv").read_text().splitlines() for name in ("two", "one"))
+    assert len(seen) == len(alone) == 1 + 3 * 2, "steps 0, 4 and 8 of two blocks"
+    columns = seen[0].split(",")
+    for ours, theirs in zip(seen[1:], alone[1:], strict=True):  # of half the batch, and of the whole
+        one, other = (dict(zip(columns, line.split(","), strict=True)) for line in (ours, theirs))
+        assert float(one["update_ratio"]) == pytest.approx(float(other["update_ratio"]), rel=1e-3)
+        assert float(one["branch_share"]) == pytest.approx(float(other["branch_share"]), rel=0.2)
+        assert one["branch_share"] != other["branch_share"]
+
+
 def test_what_processes_cannot_share_is_refused_with_the_reason(tmp_path: Path) -> None:
     assert _train(_config("batchnorm"), tmp_path / "whole") == [2, 2]
     line = (tmp_path / "whole.error0").read_text()

@@ -247,6 +247,34 @@ def test_a_forward_that_runs_again_in_the_backward_is_not_a_step():
     assert len(watching.report().blocks) == 6
 
 
+def test_a_gradient_scaler_changes_the_gradients_on_the_way_and_not_those_that_are_used():
+    def scaled(model):
+        torch.manual_seed(3)
+        optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.01), torch.amp.GradScaler("cpu", 1024.0)
+        losses = []
+        for step in range(4):
+            loss = F.cross_entropy(model(images(4, step)), torch.arange(4)) * (torch.inf if step == 1 else 1)
+            optimizer.zero_grad()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            losses.append(loss.item())
+        return losses
+
+    plain, watched, unscaled = (seeded(PreActivationResNet) for _ in range(3))
+    losses = scaled(plain)
+    with watch(watched, every=1) as watching:
+        assert scaled(watched) == losses
+    assert all(map(torch.equal, plain.state_dict().values(), watched.state_dict().values()))
+    assert watching.report().steps == (0, 1, 2), "the update that overflowed was none"
+    with watch(unscaled, every=1) as wanted:
+        train(unscaled, 1)
+    pairs = zip(watching.report().measurements[0].rows, wanted.report().measurements[0].rows, strict=True)
+    for row, same in pairs:
+        assert row.gradient_norm == pytest.approx(1024 * same.gradient_norm, rel=1e-5)
+        assert row.parameter_gradient_norm == pytest.approx(same.parameter_gradient_norm, rel=1e-5)
+
+
 COMPILED = {
     "what compile returned": lambda model: (compiled := torch.compile(model, **EAGER), compiled),
     "the model before": lambda model: (torch.compile(model, **EAGER), model),

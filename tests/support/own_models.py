@@ -40,6 +40,33 @@ def small_net() -> nn.Module:
     return SmallNet()
 
 
+def straight() -> nn.Module:
+    """Without a residual add, for digits."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
+
+
+class _Plain(nn.Module):
+    """x + f(x), without norm and dropout"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(4, 4, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 0.5 * self.conv(x.relu())
+
+
+def plain_blocks() -> nn.Module:
+    """For digits. What it computes of an image depends on no other and on no chance."""
+    return nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), _Plain(), _Plain(), nn.Flatten(), nn.Linear(256, 10))
+
+
+def for_photographs() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 8, stride=8), _Plain(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2)
+    )
+
+
 def two_classes() -> nn.Module:
     return SmallNet(classes=2)
 

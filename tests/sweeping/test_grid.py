@@ -143,9 +143,9 @@ def test_two_ways_to_write_a_trial_are_one_trial() -> None:
 def test_every_field_of_a_config_is_an_axis() -> None:
     config = settle(TrainConfig(ModelConfig("wrn16_2", dropout=0.5), "digits", 0.5, 64, 2, seed=3))
     flat = flatten(config)
-    assert set(flat) == set(AXES) - {"depth"}
+    assert set(flat) == set(AXES) - {"depth", "watch"}
     assert (flat["model"], flat["dropout"], flat["seed"], flat["lr"]) == ("wrn16_2", 0.5, 3, 0.5)
-    assert len(flat) == len(vars(config)) + len(vars(config.model)) - 1
+    assert len(flat) == len(vars(config)) + len(vars(config.model)) - 2, "`model` and `watch`"
     assert expand(flat).trials == (config,)
 
 

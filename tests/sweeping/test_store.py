@@ -63,7 +63,7 @@ def test_a_trial_from_pending_to_finished(tmp_path: Path) -> None:
         assert store.curve(done.id) == [measured(1), measured(2), measured(3)]
         assert done == store.trial(done.id)
         assert store.trial("0" * 16) is None
-        assert store.meta()["schema"] == 2
+        assert store.meta()["schema"] == 3
 
 
 def test_an_epoch_recorded_again_is_there_once(tmp_path: Path) -> None:
@@ -237,11 +237,11 @@ def test_a_second_writer_is_told_who_writes_and_changes_nothing(tmp_path: Path) 
 def test_a_store_of_another_version_is_left_alone(tmp_path: Path) -> None:
     record_trial(tmp_path, configs(1)[0])
     with sqlite3.connect(tmp_path / FILE) as connection:
-        connection.execute("UPDATE meta SET value = 3 WHERE name = 'schema'")
+        connection.execute("UPDATE meta SET value = 4 WHERE name = 'schema'")
     connection.close()
     before = (tmp_path / FILE).read_bytes()
     for opened in (open_store, open_writer):
-        with pytest.raises(DataError, match=r"store schema 3.*reads schemas up to 2"), opened(tmp_path):
+        with pytest.raises(DataError, match=r"store schema 4.*reads schemas up to 3"), opened(tmp_path):
             pass
     assert (tmp_path / FILE).read_bytes() == before
 
@@ -263,7 +263,7 @@ def test_an_old_store_is_read_as_it_is_and_brought_up_to_date_by_a_writer(old_st
     with open_writer(old_store) as writer:
         assert writer.trials() == read
         assert [writer.curve(trial.id) for trial in read] == curves
-        assert writer.meta()["schema"] == 2
+        assert writer.meta()["schema"] == 3
     finished, diverged, waiting = read
     # Written as alpha = 0 and with alpha left out, it was two trials; the one with the result stays.
     assert (finished.config.model.alpha, finished.state, finished.last.test_accuracy) == (
@@ -298,12 +298,13 @@ def test_the_tables_have_the_fields_of_the_records(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / FILE)) as connection:
         columns = {
             table: [row[1] for row in connection.execute(f"PRAGMA table_info({table})")]
-            for table in ("trials", "metrics")
+            for table in ("trials", "metrics", "measurements")
         }
     of_trials = [field.name for field in fields(Trial) if field.name != "last"]
     of_epochs = [field.name for field in fields(EpochRecord)]
     assert columns["trials"] == ["key", *of_trials, "checksum"]
     assert columns["metrics"] == ["trial", *of_epochs, "checksum"]
+    assert columns["measurements"] == ["trial", "step", "blocks", "checksum"]
     assert f"crc({', '.join(of_trials)})" == CHECKSUM_OF_TRIAL
     assert f"crc({', '.join(of_epochs)})" == CHECKSUM_OF_EPOCH
 

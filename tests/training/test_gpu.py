@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from skipinit.config import ModelConfig, TrainConfig
+from skipinit.config import ModelConfig, Precision, TrainConfig
 from skipinit.nets.create import build
+from skipinit.sweeping.results import watched
 from skipinit.sweeping.single import train
 
 pytestmark = [
@@ -126,6 +128,26 @@ def test_a_captured_graph_trains_as_the_cpu_does() -> None:
     on_cpu, on_gpu = (train(_CONFIG, device=device, progress=False) for device in ("cpu", "cuda"))
     for ours, theirs in zip(on_gpu.records, on_cpu.records, strict=True):
         assert ours.train_loss == pytest.approx(theirs.train_loss, rel=1e-3)
+
+
+@pytest.mark.parametrize("precision", ["float32", "tf32"])
+def test_steps_beside_the_graph_are_watched_and_change_nothing(tmp_path: Path, precision: Precision) -> None:
+    model = replace(_CONFIG.model, scheme="regularized-skipinit")
+    config = replace(_CONFIG, precision=precision, model=model)
+    plain = train(config, tmp_path / "plain", device="cuda", progress=False)
+    seen = train(replace(config, watch=10), tmp_path / "seen", device="cuda", progress=False)
+    assert [each.train_loss for each in seen.records] == [each.train_loss for each in plain.records]
+    [report] = watched(tmp_path / "seen").values()
+    assert report.steps == (0, 10, 20, 30, 40)
+    assert len(report.blocks) == 3
+    assert all(row.update_ratio is not None for each in report.measurements for row in each.rows)
+
+
+def test_chains_are_not_watched_which_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = replace(_CONFIG, precision="bfloat16", epochs=1, watch=10)
+    train(config, tmp_path, device="cuda", progress=False)
+    assert "which cannot be watched" in capsys.readouterr().err
+    assert not watched(tmp_path)
 
 
 @pytest.mark.parametrize("scheme", ["batchnorm", "regularized-skipinit"])

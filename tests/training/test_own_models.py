@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import TensorDataset
 
 from skipinit.cli import main
 from skipinit.config import Convert, ModelConfig, TrainConfig, to_dict
@@ -26,11 +28,14 @@ from skipinit.sweeping.grid import expand
 from skipinit.sweeping.packs import group
 from skipinit.sweeping.single import evaluate, export, train
 from skipinit.sweeping.store import open_store
+from skipinit.training.control import say_once
 from skipinit.training.loop import InTurn, make_executor
-from skipinit.training.own_models import build_own, say_eager
+from skipinit.training.own_models import build_own
 from skipinit.training.protocol import identity, make_train_config, settle, settled_from_dict
 from skipinit.training.records import TrainResult
-from support.own_models import SmallNet
+from skipinit.training.run import Run
+from skipinit.training.world import World
+from support.own_models import SmallNet, small_net
 from support.runs import StopAfter, state, tensors
 
 _PATH = "support.own_models:small_net"
@@ -131,7 +136,7 @@ def test_stopped_and_resumed_is_whole_to_the_bit(data: str, tmp_path: Path, conv
 def test_two_workers_at_once_give_the_numbers_of_one_at_a_time(
     data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    axes = {"model": _PATH, "data": data, "lr": "2^-5,2^-4", "batch_size": 32, "epochs": 2}
+    axes = {"model": _PATH, "data": data, "lr": "2^-5,2^-4", "batch_size": 32, "epochs": 2, "watch": 2}
     grid = expand({**axes, "convert": "none,skipinit"})
     assert {trial.convert for trial in grid.trials} == {None, "skipinit"}
     curves = []
@@ -142,11 +147,18 @@ def test_two_workers_at_once_give_the_numbers_of_one_at_a_time(
         with open_store(out) as store:
             curves.append(
                 {
-                    trial.id: [replace(epoch, images_per_second=0) for epoch in store.curve(trial.id)]
+                    trial.id: (
+                        [replace(epoch, images_per_second=0) for epoch in store.curve(trial.id)],
+                        store.measurements(trial.id),
+                    )
                     for trial in store.trials()
                 }
             )
     assert curves[0] == curves[1]
+    assert all(
+        [measured.step for measured in seen] == [0, 2, 4] and len(seen[0].rows) == 2
+        for _, seen in curves[0].values()
+    )
 
 
 def test_convert_removes_the_norms_before_training(data: str, tmp_path: Path) -> None:
@@ -207,6 +219,27 @@ def test_own_models_step_in_packs_of_their_own(data: str, tmp_path: Path) -> Non
     assert forecast([own], tmp_path / "out", "cpu", None).trials == 1
 
 
+def test_processes_draw_each_their_own_and_the_same_again(data: str) -> None:
+    """By the step, so that a resumed run needs no generator but the config's seed."""
+
+    def draw(rank: int, step: int, size: int = 2) -> list[float]:
+        world = World(torch.device("cpu"), rank, size)
+        run: Any = SimpleNamespace(own=True, config=_config(data), position=step, world=world)
+        with Run.randomness(run):
+            return torch.rand(4).tolist()
+
+    before = torch.random.get_rng_state()
+    assert draw(0, 3) == draw(0, 3)
+    assert len({tuple(draw(rank, step)) for rank in (0, 1) for step in (3, 4)}) == 4
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_processes_cannot_share_batch_statistics(data: str) -> None:
+    world, shape = World(torch.device("cpu"), 0, 2), SimpleNamespace(shape=(1, 8, 8))
+    with pytest.raises(ConfigError, match="need a single process; remove them by convert"):
+        Run(_config(data), cast(Any, shape), world, 16)
+
+
 def test_on_a_gpu_they_step_in_turn_and_take_its_batches(
     data: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -219,9 +252,8 @@ def test_on_a_gpu_they_step_in_turn_and_take_its_batches(
         SmallNet()(images)
     assert build_own(_config(data), (1, 8, 8))(images).shape == (2, 3)
     for _ in range(2):
-        say_eager(_PATH)
-    said = capsys.readouterr().err
-    assert said == f"skipinit: {_PATH} runs eagerly, neither compiled nor captured in a CUDA graph\n"
+        say_once(f"{_PATH} runs eagerly")
+    assert capsys.readouterr().err == f"skipinit: {_PATH} runs eagerly\n"
 
 
 REFUSED = {
@@ -271,3 +303,36 @@ def test_options_of_the_papers_networks_are_refused(data: str) -> None:
         make_train_config(ModelConfig("wrn16_2"), data, convert="skipinit")
     with pytest.raises(ConfigError, match="convert 'batchnorm' is not allowed"):
         make_train_config(ModelConfig(_PATH), data, convert="batchnorm")
+
+
+def test_from_python_a_function_and_tensors(
+    data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run of the path and the file, with the same numbers: in memory they only have other names."""
+    monkeypatch.setenv("SKIPINIT_DATA", str(tmp_path / "data"))
+    arrays = np.load(data)
+    train_set = TensorDataset(torch.tensor(arrays["train_images"]), torch.tensor(arrays["train_labels"]))
+    in_memory = (train_set, (arrays["test_images"], arrays["test_labels"]))
+    options = {"epochs": 1, "batch_size": 16, "lr": 0.05, "convert": "skipinit"}
+    config = make_train_config(small_net, in_memory, **options)
+    assert config.model.name == _PATH
+    assert config == make_train_config(small_net, in_memory, **options)
+    [grid_config] = expand({"model": small_net, "data": in_memory, **options}).trials
+    assert grid_config == config
+    named = _train(_config(data, epochs=1, convert="skipinit"))
+    result = _train(config, tmp_path / "run")
+    assert [replace(each, images_per_second=0) for each in result.records] == [
+        replace(each, images_per_second=0) for each in named.records
+    ]
+
+
+def test_what_has_no_name_cannot_be_a_model(data: str) -> None:
+    words = r"runs are resumed and sent to workers by name, and this has none; put a function that returns"
+    for nameless in (lambda: SmallNet(), partial(SmallNet, 2), SmallNet(), SmallNet.forward):
+        with pytest.raises(ConfigError, match=words) as caught:
+            make_train_config(nameless, data)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(ConfigError, match=words):
+        expand({"model": lambda: SmallNet(), "data": data, "lr": 0.1})
+    with pytest.raises(ConfigError, match="config is a function; make a TrainConfig of it"):
+        train(cast(Any, small_net))

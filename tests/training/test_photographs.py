@@ -16,11 +16,13 @@ from skipinit.config import ModelConfig, TrainConfig
 from skipinit.data.augment import epoch_plan
 from skipinit.data.photographs import CentreCrop, RandomCrop, read_image
 from skipinit.errors import DataError
+from skipinit.sweeping.results import watched
 from skipinit.sweeping.single import evaluate, train
 from skipinit.training.control import Stop
-from skipinit.training.protocol import settle
+from skipinit.training.protocol import make_train_config, settle
 from skipinit.training.sources import Photographs
 from skipinit.training.world import World
+from support.own_models import for_photographs
 
 _SAMPLE = Path(os.environ.get("SKIPINIT_DATA", "")) / "imagenet-sample"
 pytestmark = pytest.mark.skipif(
@@ -64,6 +66,18 @@ def test_resnet50_trains_an_epoch_and_goes_on_within_it(folder: Path, tmp_path: 
     found = evaluate(tmp_path / "run", device="cpu")
     measured = (found.test_accuracy, found.test_loss)
     assert measured == pytest.approx((result.final.test_accuracy, result.final.test_loss))
+
+
+def test_a_model_of_the_users_own_trains_on_a_folder_and_goes_on_within_an_epoch(
+    folder: Path, tmp_path: Path
+) -> None:
+    config = make_train_config(for_photographs, folder, batch_size=4, epochs=1, watch=1)
+    stopped = train(config, tmp_path / "run", device="cpu", progress=False, stop=_AtOnce())
+    assert (stopped.state, stopped.step) == ("stopped", 1)
+    result = train(config, tmp_path / "run", device="cpu", progress=False)
+    whole = train(replace(config, watch=None), device="cpu", progress=False)
+    assert replace(result.final, images_per_second=0) == replace(whole.final, images_per_second=0)
+    assert [report.steps for report in watched(tmp_path / "run").values()] == [(0, 1)]
 
 
 @pytest.mark.parametrize("augment", [True, False])

@@ -105,7 +105,7 @@ def merge(target: Annotated[Folder, tyro.conf.arg(metavar="INTO")], sources: Fol
         stores = [stack.enter_context(open_store(source)) for source in sources]
         writer = stack.enter_context(open_writer(target))
         for source, store in zip(sources, stores, strict=True):
-            _print_merged(source, merge_into(writer, entries(store)))
+            _print_merged(source, merge_into(writer, entries(store), store.measurements))
 
 
 def export(folder: Folder, file: File, curves: bool = False) -> None:

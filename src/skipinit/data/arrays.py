@@ -1,4 +1,4 @@
-"""A data set of the user's own in one .npz file, as `numpy.savez` writes it.
+"""A data set of the user's own in one .npz file, as `numpy.savez` writes it; what is in memory becomes one.
 
 It holds `train_images`, `train_labels`, `test_images` and `test_labels`: images (N, C, H, W) of uint8, and
 their classes (N,) as whole numbers from 0.
@@ -6,17 +6,21 @@ their classes (N,) as whole numbers from 0.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import zipfile
 import zlib
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError, one_line, system_error
+from ..files import write_whole
 from .catalog import DataSet, Labelled
+from .fetch import find, search_path
 
 _ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
 _CHANNELS = (1, 3, 4)
@@ -25,7 +29,7 @@ _CHANNELS = (1, 3, 4)
 def describe_arrays(path: str) -> DataSet:
     """The entry of a file. A random crop shifts by an eighth of the side at most, as CIFAR's does."""
     try:
-        status = os.stat(os.path.expanduser(path))
+        status = os.stat(_locate(path))
         return _describe(path, status.st_size, status.st_mtime_ns)
     except OSError as error:
         raise system_error(error, path, "read") from error
@@ -47,9 +51,74 @@ def _describe(path: str, size: int, changed: int) -> DataSet:
     )
 
 
+def _locate(path: str) -> Path:
+    """A file by its path; by a bare name also where other data sets are looked for."""
+    given = Path(os.path.expanduser(path))
+    return given if given.exists() or given.name != path else find(path) or given
+
+
+def keep_arrays(train: Any, test: Any) -> str:
+    """Write splits that are in memory where data sets are looked for; the name of the file is its content's.
+
+    A split is images and labels, as tensors or arrays, or a `torch.utils.data.Dataset` of such pairs. That is
+    read once: what it does to its images must not be random.
+    """
+    given = (*_split(train, "train"), *_split(test, "test"))
+    splits = _labelled_splits("data", dict(zip(_ARRAYS, given, strict=True)))
+    arrays = dict(zip(_ARRAYS, (*splits[0], *splits[1]), strict=True))
+    digest = hashlib.sha256()
+    for array in arrays.values():
+        digest.update(f"{array.shape}".encode() + array.tobytes())
+    name = f"{digest.hexdigest()[:16]}.npz"
+    if find(name) is None:
+        write_whole(search_path()[0] / name, lambda file: np.savez(file, **arrays))  # type: ignore[arg-type]
+    return name
+
+
+def _split(split: Any, part: str) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Images and labels of a split."""
+    if isinstance(split, tuple | list) and len(split) == 2:
+        return _pixels(_array(split[0]), part), _array(split[1])
+    if not (hasattr(split, "__getitem__") and hasattr(split, "__len__")) or isinstance(split, str):
+        raise DataError(
+            f"data: {part} is a {type(split).__name__}; it must be (images, labels), or a Dataset of a length"
+        )
+    pairs = [split[index] for index in range(len(split))]
+    try:
+        images, labels = (np.stack([_array(pair[place]) for pair in pairs]) for place in (0, 1))
+    except (ValueError, TypeError, IndexError, KeyError) as error:
+        reason = f"its examples must be images of one shape, each with its class ({one_line(error)})"
+        raise DataError(f"data: {part} cannot be read; {reason}") from error
+    return _pixels(images, part), labels
+
+
+def _array(value: Any) -> NDArray[Any]:
+    if hasattr(value, "getbands"):  # a picture of PIL has its channels last
+        pixels = np.asarray(value)
+        return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+    return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
+
+
+def _pixels(images: NDArray[Any], part: str) -> NDArray[Any]:
+    """The images as uint8; floats, if each is k / 255, as torchvision's `ToTensor` makes them."""
+    if not np.issubdtype(images.dtype, np.floating):
+        return images
+    pixels = np.rint(255 * images)
+    if not (np.abs(255 * images - pixels) < 1e-3).all() or pixels.min() < 0 or pixels.max() > 255:
+        raise DataError(
+            f"data: {part}_images are {images.dtype} that are no pixels k / 255; give uint8: images are "
+            "standardized one by one in any case"
+        )
+    whole: NDArray[Any] = pixels.astype(np.uint8)
+    return whole
+
+
 def read_arrays(path: str) -> tuple[Labelled, Labelled]:
     """Training and test split; DataError, with the file and the array, where it holds anything else."""
-    arrays = _read(path)
+    return _labelled_splits(path, _read(path))
+
+
+def _labelled_splits(path: str, arrays: dict[str, NDArray[Any]]) -> tuple[Labelled, Labelled]:
     if missing := [name for name in _ARRAYS if name not in arrays]:
         raise DataError(f"{path}: there is no array {missing[0]}; it must hold {', '.join(_ARRAYS)}")
     train, test = (_labelled(path, part, arrays) for part in ("train", "test"))
@@ -61,7 +130,7 @@ def read_arrays(path: str) -> tuple[Labelled, Labelled]:
 
 def _read(path: str) -> dict[str, NDArray[Any]]:
     try:
-        with open(os.path.expanduser(path), "rb") as stream:
+        with open(_locate(path), "rb") as stream:
             if not zipfile.is_zipfile(stream):
                 raise ValueError("it is no zip archive, or not all of one")
             stream.seek(0)

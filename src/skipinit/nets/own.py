@@ -18,6 +18,19 @@ def is_own(name: str) -> bool:
     return ":" in name
 
 
+def name_factory(factory: Callable[[], nn.Module]) -> str:
+    """Where a factory is found again, by another process and at another time: package.module:factory."""
+    name = getattr(factory, "__qualname__", "")
+    home = sys.modules.get(getattr(factory, "__module__", None) or "")
+    if home is None or home.__name__ == "__main__" or getattr(home, name, None) is not factory:
+        what = name or f"a {type(factory).__name__}"
+        raise ConfigError(
+            f"model {what}: runs are resumed and sent to workers by name, and this has none; put a function "
+            "that returns the model into a module, such as mymodels.py, and import it from there"
+        )
+    return f"{home.__name__}:{name}"
+
+
 def load_model(path: str) -> nn.Module:
     """The model at package.module:factory; a module in the factory's place is the model itself."""
     from torch import nn

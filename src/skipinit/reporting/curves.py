@@ -21,7 +21,9 @@ from ..paper.cells import ExhibitCell
 from ..paper.collect import Probed
 from ..paper.exhibits import Curve, Exhibit
 from ..paper.measurements import Result
+from ..probing.history import QUANTITIES, WatchReport
 from ..probing.plot import COLORS, MARKERS
+from ..probing.timeline import draw_heat_map
 from ..sweeping.results import Metric
 from ..training.records import EpochRecord
 
@@ -191,3 +193,15 @@ def draw_probe(probed: Probed, id: str) -> str:
     _legend(axes)
     label = f"{FIGURES[probed.figure].title}: variances against depth, measured and theory"
     return render(figure, id, escape(label))
+
+
+def draw_watched(seen: WatchReport, id: str) -> list[str]:
+    """Heat maps of block and step: the branch's share, and its scalar where it has one."""
+    panels = []
+    for quantity in ("branch_share", "scale"):
+        if all(getattr(row, quantity) is None for each in seen.measurements for row in each.rows):
+            continue
+        figure, axes = new_panel()
+        draw_heat_map(axes, seen, quantity)
+        panels.append(render(figure, f"{id}-{quantity}", escape(f"{seen.model}: {QUANTITIES[quantity]}")))
+    return panels

@@ -21,8 +21,14 @@ from ..paper.claims.claim import ClaimState
 from ..paper.collect import Collection, JudgedClaim, collect
 from ..paper.exhibits import EXHIBITS, Exhibit
 from ..paper.presets import PRESETS
-from .curves import GLANCE, SHORT, draw_probe, draw_sweep, draw_training
+from ..probing.history import WatchReport
+from ..sweeping.results import watched
+from ..sweeping.store import FILE
+from .curves import GLANCE, SHORT, draw_probe, draw_sweep, draw_training, draw_watched
 from .tables import ResultTable, conditions, make_table
+
+_WATCHED = 12
+"""Watched trainings that the page shows: a picture has some 20 kB."""
 
 
 @system_errors_explained()
@@ -36,7 +42,9 @@ def report(folders: str | Path | Iterable[str | Path], out: str | Path = "report
         folders: one or more that `reproduce` or `sweep` filled, or files that `store export` wrote.
         out: the file to write; it loads nothing else, not even over the network.
     """
-    path, html = Path(out), make_page(collect(folders))
+    places = [Path(each) for each in ([folders] if isinstance(folders, str | Path) else folders)]
+    seen = [each for place in places if (place / FILE).exists() for each in watched(place).values()]
+    path, html = Path(out), make_page(collect(places), seen)
     write_whole(path, lambda file: file.write(html.encode()))
     return path
 
@@ -75,8 +83,8 @@ class Origin:
     seconds: float
 
 
-def make_page(collection: Collection) -> str:
-    """The page as text."""
+def make_page(collection: Collection, seen: Sequence[WatchReport] = ()) -> str:
+    """The page as text, with what was seen of watched trainings."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("skipinit.reporting", "template"),
         autoescape=True,
@@ -94,6 +102,8 @@ def make_page(collection: Collection) -> str:
         commands={each.claim: _measuring(each) for each in judged},
         glance=_glance(collection),
         sections=sections,
+        watched=_watched_pictures(seen),
+        unshown=max(0, len(seen) - _WATCHED),
         measured=[each for each in sections if each.tables or each.pictures],
         presets=[preset for preset in PRESETS.values() if preset.name in used],
         origins=_origins(collection),
@@ -189,6 +199,18 @@ def _sweep_pictures(tables: list[ResultTable], collection: Collection) -> list[P
         )
         for table in tables
         if table.exhibit.curves
+    ]
+
+
+def _watched_pictures(seen: Sequence[WatchReport]) -> list[Picture]:
+    return [
+        Picture(
+            each.model,
+            f"{len(each.steps)} measurements of {len(each.blocks)} blocks, "
+            f"steps {each.steps[0]} to {each.steps[-1]}",
+            draw_watched(each, f"watched-{number}"),
+        )
+        for number, each in enumerate(seen[:_WATCHED])
     ]
 
 

@@ -19,7 +19,7 @@ from ..errors import ConfigError, DataError
 from ..provenance import source_commit
 from ..training.protocol import identity, settled_from_dict
 
-SCHEMA = 2
+SCHEMA = 3
 
 _TABLES = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
@@ -52,6 +52,15 @@ CREATE TABLE metrics (
     PRIMARY KEY (trial, epoch)
 ) WITHOUT ROWID;
 """
+_MEASUREMENTS = """
+CREATE TABLE measurements (
+    trial    INTEGER NOT NULL REFERENCES trials (key),
+    step     INTEGER NOT NULL,
+    blocks   TEXT NOT NULL,
+    checksum INTEGER,
+    PRIMARY KEY (trial, step)
+) WITHOUT ROWID
+"""
 # SQLite notices a damaged page where its structure breaks; a number in it would change in silence.
 CHECKSUM_OF_TRIAL = (
     "crc(id, config, state, step, reason, traceback, classes, provenance, started, ended, seconds)"
@@ -59,6 +68,7 @@ CHECKSUM_OF_TRIAL = (
 CHECKSUM_OF_EPOCH = (
     "crc(epoch, train_loss, test_accuracy, test_loss, lr, images_per_second, clean_train_loss)"
 )
+CHECKSUM_OF_MEASUREMENT = "crc(step, blocks)"
 _SEALS = "".join(
     f"""
 CREATE TEMP TRIGGER seal_{table}_after_{event} AFTER {event} ON main.{table} BEGIN
@@ -68,6 +78,7 @@ END;
     for table, checksum, row in (
         ("trials", CHECKSUM_OF_TRIAL, "key = NEW.key"),
         ("metrics", CHECKSUM_OF_EPOCH, "trial = NEW.trial AND epoch = NEW.epoch"),
+        ("measurements", CHECKSUM_OF_MEASUREMENT, "trial = NEW.trial AND step = NEW.step"),
     )
     for event in ("insert", "update")
 )
@@ -87,7 +98,7 @@ def create(path: Path) -> None:
     try:
         with explained(path), closing(sqlite3.connect(draft, isolation_level=None)) as connection:
             connection.execute("PRAGMA journal_mode = MEMORY")  # no second file beside a draft
-            connection.executescript(_TABLES)
+            connection.executescript(_TABLES + _MEASUREMENTS)
             connection.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
         os.replace(draft, path)
     finally:
@@ -171,6 +182,7 @@ def _check_columns(connection: sqlite3.Connection, path: Path) -> None:
     try:
         connection.execute(f"SELECT key, checksum, {CHECKSUM_OF_TRIAL} FROM trials LIMIT 0")
         connection.execute(f"SELECT trial, checksum, {CHECKSUM_OF_EPOCH} FROM metrics LIMIT 0")
+        connection.execute(f"SELECT trial, checksum, {CHECKSUM_OF_MEASUREMENT} FROM measurements LIMIT 0")
     except sqlite3.OperationalError as error:
         raise damaged(path) from error
 
@@ -211,7 +223,12 @@ def step_in(reason: str | None) -> int | None:
     return step and int(step[1])
 
 
-_MIGRATIONS = {1: _settle_trials}
+def _add_measurements(connection: sqlite3.Connection, path: Path) -> None:
+    """From 2 to 3: what was measured during a training."""
+    connection.execute(_MEASUREMENTS)
+
+
+_MIGRATIONS = {1: _settle_trials, 2: _add_measurements}
 """From each schema to the next."""
 
 
@@ -252,6 +269,8 @@ def explained(path: Path) -> Iterator[None]:
     """Say in one line what the user can mend; SQLite's other errors are defects of ours and pass."""
     try:
         yield
+    except UnicodeDecodeError as error:  # SQLite's own message quotes what is no text
+        raise damaged(path) from error
     except sqlite3.Error as error:
         if "decode to UTF-8" in str(error) or "user-defined function" in str(error):  # text that is none
             raise damaged(path) from error

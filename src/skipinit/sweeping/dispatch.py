@@ -21,7 +21,7 @@ from ..errors import SkipinitError
 from ..training.checkpoint import Checkpoints
 from ..training.control import Bar, Stop
 from ..training.protocol import identity
-from ..training.records import Diverged, Emit, Event, Failed, Finished, Kept, Recorded, Started
+from ..training.records import Diverged, Emit, Event, Failed, Finished, Kept, Measured, Recorded, Started
 from .packs import group, split
 from .store import Writer
 from .trainer import Options, Share
@@ -61,6 +61,8 @@ class Keeper:
                 self.writer.record(epochs)
                 for id, epoch in epochs:
                     self._show(id, epoch.epoch)
+            case Measured(id, measurements):
+                self.writer.measure(id, measurements)
             case Kept(id, content):
                 self.checkpoints.save(id, content)
             case Finished(id, last, step, seconds):

@@ -15,7 +15,7 @@ from ..errors import ConfigError, system_errors_explained, unknown_name
 from ..extras import need
 from ..training.checkpoint import Checkpoints
 from ..training.control import Stop, steps_bar, stopped_by_signals
-from ..training.protocol import identity
+from ..training.protocol import identity, settle
 from ..training.records import Emit
 from ..training.sources import open_data
 from ..training.world import find_device, open_device
@@ -132,11 +132,11 @@ def run_sweep(
     if pack_size is not None and pack_size < 1:
         raise ConfigError(f"pack_size {pack_size} is not allowed; it must be 1 or more")
     stop = stop or Stop(time_limit)
-    wanted = {identity(config) for config in grid.trials}
+    wanted = {identity(config): settle(config) for config in grid.trials}
     with _open_engine(engine, device) as train, open_writer(out) as writer, stopped_by_signals(stop):
         writer.add(grid.trials)
         # A trial that raised is tried again: what made it raise may have been mended.
-        owing = [trial.config for trial in writer.trials() if trial.id in wanted and not trial.has_result]
+        owing = [wanted[trial.id] for trial in writer.trials() if trial.id in wanted and not trial.has_result]
         with steps_bar(sum(config.epochs for config in owing), progress) as bar:
             bar.update(0, "epochs of all trials")
             keeper = Keeper(writer, Checkpoints(out / "checkpoints"), bar, owing, observer=observer)

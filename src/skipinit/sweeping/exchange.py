@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 from ..config import to_dict
 from ..errors import DataError
 from ..files import read_whole, write_whole
+from ..probing.history import Measurement
 from ..provenance import Provenance
 from ..training.protocol import identity, settled_from_dict
 from ..training.records import EpochRecord, Trial
@@ -40,8 +41,12 @@ class Merged:
     """Trials with two results that disagree; the store kept its own."""
 
 
-def merge(writer: Writer, source: Iterable[Entry]) -> Merged:
-    """Take over what `source` knows better, all of it or nothing.
+def merge(
+    writer: Writer,
+    source: Iterable[Entry],
+    measured: Callable[[str], Iterable[Measurement]] = lambda id: (),
+) -> Merged:
+    """Take over what `source` knows better, all of it or nothing; with what was measured of each trial.
 
     A result beats a failure beats running beats pending, and the longer curve decides among equals. Of two
     results that disagree the first stays, and is named.
@@ -64,7 +69,7 @@ def merge(writer: Writer, source: Iterable[Entry]) -> Merged:
             else:
                 tally["kept"] += 1
 
-    writer.put(better())
+    writer.put(better(), measured)
     return Merged(tally["added"], tally["updated"], tally["kept"], tuple(conflicts))
 
 

@@ -23,8 +23,9 @@ from typing import Any
 from ..config import ModelConfig, TrainConfig, option_types
 from ..errors import ConfigError, unknown_name
 from ..files import read_whole
+from ..nets.own import name_factory
 from ..notation import read_value
-from ..training.protocol import identity, make_train_config, settle
+from ..training.protocol import identity, make_train_config, name_data, settle
 
 MAX_TRIALS = 1_000_000
 
@@ -92,6 +93,7 @@ def expand(axes: Mapping[str, object]) -> Grid:
     >>> len(grid.trials)
     56
     """
+    axes = {name: _named(name, given) for name, given in axes.items()}
     for name in axes:
         if name not in AXES:
             raise unknown_name("axis", name, AXES)
@@ -103,6 +105,14 @@ def expand(axes: Mapping[str, object]) -> Grid:
         raise ConfigError(f"the axes give {count:,} trials; a sweep holds at most {MAX_TRIALS:,}")
     combinations = itertools.product(*values.values())
     return make_grid(_trial(dict(zip(values, chosen, strict=True))) for chosen in combinations)
+
+
+def _named(axis: str, given: object) -> object:
+    """Factories and data that were handed over, by name; a list of names is several data sets."""
+    if axis == "model" and callable(given):
+        return name_factory(given)
+    names = isinstance(given, Sequence) and all(isinstance(each, str) for each in given)
+    return name_data(given) if axis == "data" and not names else given
 
 
 def make_grid(trials: Iterable[TrainConfig]) -> Grid:
@@ -135,9 +145,9 @@ def join(grids: Iterable[Grid]) -> Grid:
 
 
 def flatten(config: TrainConfig) -> dict[str, Any]:
-    """The config by the names of its axes; `depth` is left to `model`, which holds it."""
+    """The config by the names of its axes; `depth` is left to `model`, which holds it, `watch` to no one."""
     flat = {**vars(config.model), **vars(config), "model": config.model.name}
-    return {axis: flat[axis] for axis in AXES if axis != "depth"}
+    return {axis: flat[axis] for axis in AXES if axis not in ("depth", "watch")}
 
 
 def _trial(chosen: dict[str, Any]) -> TrainConfig:

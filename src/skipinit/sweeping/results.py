@@ -25,6 +25,8 @@ from typing import Any, Literal
 
 from ..errors import ConfigError, system_errors_explained
 from ..files import Holder
+from ..notation import rate_text
+from ..probing.history import WatchReport
 from ..training.records import STATES, Trial
 from .grid import flatten
 from .store import Store, open_store
@@ -168,6 +170,27 @@ def results(folder: str | Path, *, best: int | None = None, of: int | None = Non
         "trials": [trial_row(trial) for trial in trials],
         "cells": [cell_row(cell) for cell in cells(trials, trim)],
     }
+
+
+@system_errors_explained()
+def watched(folder: str | Path) -> dict[str, WatchReport]:
+    """What `watch` has measured of the trials in the folder of a run or sweep, by their identities.
+
+    >>> [report] = skipinit.watched("runs/a").values()
+    >>> report.plot("share.png")
+    """
+    with open_store(Path(folder)) as store:
+        return {
+            trial.id: WatchReport(_name(trial), tuple(seen))
+            for trial in store.trials()
+            if (seen := store.measurements(trial.id))
+        }
+
+
+def _name(trial: Trial) -> str:
+    config = trial.config
+    scheme = config.convert or config.model.scheme
+    return f"{config.model.name}, {scheme}, {config.data}, lr {rate_text(config.lr)}, seed {config.seed}"
 
 
 def cells(trials: Iterable[Trial], trim: Trim | None = None) -> list[CellResult]:

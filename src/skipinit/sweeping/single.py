@@ -4,6 +4,7 @@ The store and its checkpoint are what a run is resumed from. Written from them, 
 
 - config.json: the config, with the machine and versions that began it
 - metrics.jsonl: a line per epoch
+- balance.csv: where it is watched, a line per measured step and residual block
 - result.json: how it ended
 """
 
@@ -18,6 +19,7 @@ from typing import Any
 
 import torch
 
+from ..callbacks.csvfile import CsvWriter
 from ..config import TrainConfig, to_dict
 from ..data.catalog import describe
 from ..errors import ConfigError, DataError, SkipinitError, system_errors_explained
@@ -29,7 +31,17 @@ from ..training.checkpoint import Checkpoints
 from ..training.control import Bar, Stop, steps_bar, stopped_by_signals
 from ..training.loop import train_together
 from ..training.protocol import identity, settle
-from ..training.records import Diverged, Emit, EpochRecord, Event, Finished, Recorded, Started, TrainResult
+from ..training.records import (
+    Diverged,
+    Emit,
+    EpochRecord,
+    Event,
+    Finished,
+    Measured,
+    Recorded,
+    Started,
+    TrainResult,
+)
 from ..training.run import Run
 from ..training.world import World, find_device, open_device, open_world
 from .dispatch import Keeper
@@ -63,8 +75,13 @@ def train(
         progress: show a bar where standard error is a terminal.
         stop: asks for an early end; by default only signals do.
     """
+    if not isinstance(config, TrainConfig):
+        kind = type(config).__name__
+        raise ConfigError(f"config is a {kind}; make a TrainConfig of it: make_train_config(model, data)")
     if tensorboard and out is None:
         raise ConfigError("TensorBoard events need a folder; give out as well")
+    if config.watch is not None and out is None:
+        raise ConfigError("what is watched needs a folder; give out as well")
     if micro_batch is not None and micro_batch < 1:
         raise ConfigError(f"micro_batch {micro_batch} is not allowed; it must be 1 or more")
     config, stop, folder = settle(config), stop or Stop(), None if out is None else Path(out)
@@ -200,11 +217,12 @@ def _recorded_in(folder: Path, config: TrainConfig, tensorboard: bool) -> Iterat
 
 
 class _RunFiles:
-    """config.json, metrics.jsonl, result.json and TensorBoard events, kept up to date with the store."""
+    """The files that people read and TensorBoard events, kept up to date with the store."""
 
     def __init__(self, folder: Path, writer: Writer, config: TrainConfig, tensorboard: bool) -> None:
         self.folder, self.writer, self.config = folder, writer, config
         self.events = _SummaryWriter(folder / "tensorboard") if tensorboard else None
+        self.write_balance = CsvWriter(folder / "balance.csv")
 
     def take(self, event: Event) -> None:
         """Write what an event adds."""
@@ -218,6 +236,9 @@ class _RunFiles:
                     self.events.begin(epochs_done)
             case Recorded(((_, record),)):
                 self._append(record)
+            case Measured(_, measurements):
+                for measurement in measurements:
+                    self.write_balance(measurement)
             case Finished(id, last, step, _):
                 self._append(last)
                 _write_result(self.folder, TrainResult("finished", step, tuple(self.writer.curve(id))))
@@ -237,7 +258,7 @@ def _write_metrics(folder: Path, curve: Sequence[EpochRecord]) -> None:
 
 def _clear_drafts(folder: Path) -> None:
     """Remove what a killed process was writing; only the one writer may."""
-    for name in ("config.json", "metrics.jsonl", "result.json"):
+    for name in ("config.json", "metrics.jsonl", "balance.csv", "result.json"):
         for draft in folder.glob(f".{name}.*"):
             draft.unlink()
 

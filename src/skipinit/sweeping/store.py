@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -18,11 +18,13 @@ from typing import Any
 from ..config import TrainConfig, to_dict, train_from_dict
 from ..errors import DataError, SkipinitError
 from ..files import Holder, holder, make_folder, writer_lock
+from ..probing.history import Measurement
 from ..provenance import Provenance
 from ..training.protocol import identity, settle
 from ..training.records import EpochRecord, State, Trial
 from .database import (
     CHECKSUM_OF_EPOCH,
+    CHECKSUM_OF_MEASUREMENT,
     CHECKSUM_OF_TRIAL,
     connect,
     create,
@@ -48,6 +50,10 @@ _SELECT_CURVE = f"""
 SELECT epoch, train_loss, test_accuracy, test_loss, lr, images_per_second, clean_train_loss,
        checksum IS {CHECKSUM_OF_EPOCH}
 FROM metrics WHERE trial = (SELECT key FROM trials WHERE id = ?) ORDER BY epoch
+"""
+_SELECT_MEASUREMENTS = f"""
+SELECT step, blocks, checksum IS {CHECKSUM_OF_MEASUREMENT}
+FROM measurements WHERE trial = (SELECT key FROM trials WHERE id = ?) ORDER BY step
 """
 _PUT_TRIAL = """
 INSERT INTO trials (id, config, state, step, reason, traceback, classes, provenance, started, ended, seconds)
@@ -101,6 +107,14 @@ class Store:
             raise damaged(self.path)
         return [EpochRecord(*row[:-1]) for row in rows]
 
+    def measurements(self, id: str) -> list[Measurement]:
+        """What a watch has seen of a trial, by step."""
+        with explained(self.path):
+            rows = self._connection.execute(_SELECT_MEASUREMENTS, (id,)).fetchall()
+        if not all(whole for *_, whole in rows):
+            raise damaged(self.path)
+        return [Measurement.from_dict({"step": step, "rows": json.loads(blocks)}) for step, blocks, _ in rows]
+
     def meta(self) -> dict[str, Any]:
         """Schema, version, commit and time of creation; pace of the last writer."""
         with explained(self.path):
@@ -145,6 +159,11 @@ class Writer(Store):
             for id, epoch in epochs:
                 self._insert(self._key(id, ("running",)), [epoch])
 
+    def measure(self, id: str, measurements: Iterable[Measurement]) -> None:
+        """What a watch has seen of a running trial; a step measured again is replaced."""
+        with transaction(self._connection, self.path):
+            self._insert_measurements(self._key(id, ("running",)), measurements)
+
     def finish(self, id: str, last: EpochRecord, step: int, seconds: float) -> None:
         """The trial is done after `step` steps; `last` is its result."""
         self._end(id, [last], "finished", step, None, None, seconds)
@@ -158,13 +177,22 @@ class Writer(Store):
         """The trial raised."""
         self._end(id, [], "failed", None, reason, traceback, seconds)
 
-    def put(self, trials: Iterable[tuple[Trial, Sequence[EpochRecord]]]) -> None:
-        """Trials with their curves from elsewhere, in place of what is here under their identities."""
+    def put(
+        self,
+        trials: Iterable[tuple[Trial, Sequence[EpochRecord]]],
+        measured: Callable[[str], Iterable[Measurement]] = lambda id: (),
+    ) -> None:
+        """Trials with their curves from elsewhere, in place of what is here under their identities.
+
+        `measured` is asked for what a watch has seen of each.
+        """
         with transaction(self._connection, self.path):
             for trial, curve in trials:
                 [(key,)] = self._connection.execute(_PUT_TRIAL, _row(trial)).fetchall()
                 self._connection.execute("DELETE FROM metrics WHERE trial = ?", (key,))
                 self._insert(key, curve)
+                self._connection.execute("DELETE FROM measurements WHERE trial = ?", (key,))
+                self._insert_measurements(key, measured(trial.id))
 
     def open_session(self) -> None:
         """Nobody else writes, so nothing runs: what was cut off waits again. The pace counts from here."""
@@ -203,6 +231,12 @@ class Writer(Store):
     def _insert(self, key: int, epochs: Iterable[EpochRecord]) -> None:
         rows = [(key, *map(_finite, vars(epoch).values())) for epoch in epochs]
         self._connection.executemany(_INSERT_EPOCH, rows)
+
+    def _insert_measurements(self, key: int, measurements: Iterable[Measurement]) -> None:
+        rows = [(key, each.step, json.dumps(each.to_dict()["rows"])) for each in measurements]
+        self._connection.executemany(
+            "INSERT OR REPLACE INTO measurements (trial, step, blocks) VALUES (?, ?, ?)", rows
+        )
 
 
 @contextmanager

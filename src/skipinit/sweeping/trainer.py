@@ -19,7 +19,18 @@ from ..training.checkpoint import RunState, pack_state, unpack_if_whole
 from ..training.control import Stop
 from ..training.loop import train_together
 from ..training.protocol import identity
-from ..training.records import Diverged, Emit, EpochRecord, Event, Failed, Finished, Kept, Recorded, Started
+from ..training.records import (
+    Diverged,
+    Emit,
+    EpochRecord,
+    Event,
+    Failed,
+    Finished,
+    Kept,
+    Measured,
+    Recorded,
+    Started,
+)
 from ..training.run import Run
 from ..training.sources import Data, open_data
 from ..training.world import World, find_device
@@ -177,6 +188,7 @@ class Reporter:
     def diverged(self, run: Run, step: int) -> None:
         """A result: its last epoch is the one before."""
         self._charge([run])
+        self._measured(run)
         id = identity(run.config)
         last = run.records[-1] if run.records else None
         self.emit(Diverged(id, last, step, self.seconds[id]))
@@ -186,6 +198,8 @@ class Reporter:
     def paused(self, runs: Sequence[Run], last: bool) -> None:
         """Emit the epochs of all runs at once, then who is done; hand over checkpoints of the rest."""
         self._charge(runs)
+        for run in runs:
+            self._measured(run)
         done = {identity(run.config): run for run in runs if run.position == run.total_steps}
         going_on = tuple((id, epoch) for id, epoch in self.fresh if id not in done)
         if going_on:
@@ -207,6 +221,12 @@ class Reporter:
         """The run has taken all its steps."""
         id = identity(run.config)
         self.emit(Finished(id, last, run.position, self.seconds[id]))
+
+    def _measured(self, run: Run) -> None:
+        """Before a checkpoint that is beyond these steps."""
+        if run.measurements:
+            self.emit(Measured(identity(run.config), tuple(run.measurements)))
+            run.measurements.clear()
 
     def _keep(self, run: Run) -> None:
         id = identity(run.config)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from types import FrameType
 
 from rich.console import Console
@@ -43,6 +45,12 @@ def stopped_by_signals(stop: Stop) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@cache
+def say_once(words: str) -> None:
+    """A remark on standard error, which many runs may make."""
+    print(f"skipinit: {words}", file=sys.stderr)
 
 
 class Bar:

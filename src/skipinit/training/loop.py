@@ -153,7 +153,10 @@ def train_together(runs: Sequence[Run], data: Data, observer: Observer, stop: St
         for place in range(first, steps_per_epoch):
             for run in pack.runs:
                 run.source.fetch()
-            pack.step()
+            if any(run.is_watched(position) for run in pack.runs):
+                _measured_step(pack.runs, position)
+            else:
+                pack.step()
             position += 1
             if position % pack.poll_every and place < steps_per_epoch - 1:
                 continue
@@ -170,6 +173,16 @@ def train_together(runs: Sequence[Run], data: Data, observer: Observer, stop: St
         observer.paused(pack.runs, last=stopping or position == total)
         if stopping:
             return
+
+
+def _measured_step(runs: Sequence[Run], position: int) -> None:
+    """A step of every run in turn, without a graph, in which nothing can be seen."""
+    for run in runs:
+        run.model.train()
+        if run.is_watched(position):
+            run.measured_step(position)
+        else:
+            run.train_step()
 
 
 def _without(lost: Sequence[Run], pack: Executor, data: Data) -> Executor:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 from weakref import WeakSet
 
 import torch
@@ -83,9 +81,3 @@ def drawing_from(generator: torch.Generator) -> Iterator[None]:
     finally:
         generator.set_state(everyones.get_state())
         everyones.set_state(before)
-
-
-@cache
-def say_eager(path: str) -> None:
-    """Once for each model."""
-    print(f"skipinit: {path} runs eagerly, neither compiled nor captured in a CUDA graph", file=sys.stderr)

@@ -8,15 +8,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ..config import ClassifierInit, ModelConfig, TrainConfig, to_dict, train_from_dict
 from ..data.catalog import DATA_SETS, describe
-from ..errors import ConfigError
-from ..nets.own import is_own
+from ..errors import ConfigError, DataError
+from ..nets.own import is_own, name_factory
 from ..nets.schemes import SCHEMES, find_scheme
 from ..nets.schemes import settle as settle_model
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 @dataclass(frozen=True)
@@ -50,8 +55,19 @@ _BY_DATA = {
 _CHOSEN = ("batch_size", "epochs", "l2", "schedule", "augment", "crop_padding")
 
 
-def make_train_config(model: ModelConfig, data: str, **given: Any) -> TrainConfig:
-    """A settled config; what is not given, or given as None, is the protocol's choice for the data set."""
+def make_train_config(
+    model: ModelConfig | Callable[[], nn.Module], data: str | Path | tuple[Any, Any], **given: Any
+) -> TrainConfig:
+    """A settled config; what is not given, or given as None, is the protocol's choice for the data set.
+
+    Args:
+        model: one of the paper's networks, or a function of a module of yours that returns a model.
+        data: a name or a path; or training and test split, each images and labels or a `Dataset` of them.
+            These are written where data sets are looked for, into a file named by its content.
+        given: options of `TrainConfig`.
+    """
+    model = model if isinstance(model, ModelConfig) else ModelConfig(name_factory(model))
+    data = name_data(data)
     known = {field.name for field in fields(TrainConfig)} - {"model", "data"}
     for name in given:
         if name not in known:
@@ -64,6 +80,17 @@ def make_train_config(model: ModelConfig, data: str, **given: Any) -> TrainConfi
         model = replace(model, classifier_init=default.classifier_init)
     config = settle(TrainConfig(model=model, data=data, **options))
     return config if given.get("lr") is not None else replace(config, lr=_rate(config, default))
+
+
+def name_data(data: Any) -> str:
+    """The name of a data set, which is kept in a file if it is not one already."""
+    if isinstance(data, str | Path):
+        return str(data)
+    from ..data.arrays import keep_arrays  # numpy comes with it
+
+    if not isinstance(data, tuple | list) or len(data) != 2:
+        raise DataError(f"data is a {type(data).__name__}; it must be a name, a path, or (train, test)")
+    return keep_arrays(*data)
 
 
 def _rate(config: TrainConfig, default: Defaults) -> float:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from ..config import TrainConfig
+from ..probing.history import Measurement
 from ..provenance import Provenance
 
 
@@ -103,6 +104,14 @@ class Recorded:
 
 
 @dataclass(frozen=True)
+class Measured:
+    """What a watch saw of a trial; a step that a resumed trial takes again is measured again."""
+
+    id: str
+    measurements: tuple[Measurement, ...]
+
+
+@dataclass(frozen=True)
 class Kept:
     """A checkpoint, as the bytes of its file."""
 
@@ -140,7 +149,7 @@ class Failed:
     seconds: float
 
 
-Event = Started | Recorded | Kept | Finished | Diverged | Failed
+Event = Started | Recorded | Measured | Kept | Finished | Diverged | Failed
 
 
 Emit = Callable[[Event], None]

@@ -21,8 +21,10 @@ from ..nets.blocks import ResidualNet
 from ..nets.create import build
 from ..nets.layers import Dropout
 from ..nets.own import is_own
+from ..probing.history import Measurement
+from .control import say_once
 from .optimizer import learning_rates, make_optimizer, momentum_buffers
-from .own_models import build_own, drawing_from, say_eager
+from .own_models import build_own, drawing_from
 from .records import EpochRecord
 from .sources import Source, summed_cross_entropy
 from .world import RunningStatistics, World
@@ -50,8 +52,6 @@ class Run:
         device = world.device
         self.own = is_own(config.model.name)
         """Whether the network is the user's own: it runs as it is, and draws from torch's generator."""
-        if self.own and world.size > 1:
-            raise ConfigError(f"{config.model.name}: a model of your own needs a single process")
         self.model: nn.Module = (
             build_own(config, source.shape)
             if self.own
@@ -63,7 +63,7 @@ class Run:
         self.network: nn.Module = self.model
         self.rounded: RoundedWeights | None = None
         if device.type == "cuda" and self.own:
-            say_eager(config.model.name)
+            say_once(f"{config.model.name} runs eagerly, neither compiled nor captured in a CUDA graph")
         elif device.type == "cuda" and isinstance(self.model, ResidualNet):
             if config.precision == "bfloat16":
                 from .kernels.bfloat16 import (
@@ -72,6 +72,10 @@ class Run:
                 from .kernels.chain import chain_blocks
 
                 self.rounded = RoundedWeights(self.model, chain_blocks(self.model.blocks))
+                if config.watch is not None:
+                    say_once(
+                        "in bfloat16 on a GPU blocks run as chains, which cannot be watched; in tf32 they can"
+                    )
             compile_pieces(self.model)
         if world.size > 1:
             self.network = _share_gradients(self.model)
@@ -91,6 +95,8 @@ class Run:
         self.losses = torch.zeros(source.steps_per_epoch, device=device)
         """The loss of every batch of the epoch."""
         self.records: list[EpochRecord] = []
+        self.measurements: list[Measurement] = []
+        """Of watched steps; whoever keeps them empties the list."""
 
     def train_step(self) -> None:
         """One update from one batch. Only the device is involved, so a CUDA graph can replay it."""
@@ -103,6 +109,24 @@ class Run:
         self.statistics.join(before)
         self._count(self.world.sum(loss), self.step, self.losses, self.lr, self.rate_table)
         self.optimizer.step()
+
+    def is_watched(self, position: int) -> bool:
+        """Whether to measure the step after so many; of several processes one does."""
+        every = self.config.watch
+        return every is not None and position % every == 0 and self.world.leads and not self.rounded
+
+    def measured_step(self, position: int) -> None:
+        """The step after so many others, under a watch. It is run eagerly, and none of its numbers change."""
+        from ..probing.watch import Watch  # not for those who measure nothing
+
+        watch = Watch(self.network, every=1)
+        watch.step = position
+        with watch:
+            self.train_step()
+        seen = watch.report()
+        self.measurements.extend(seen.measurements)
+        if seen.remark:
+            say_once(f"{self.config.model.name}: nothing to watch. {seen.remark}")
 
     def prepare_weights(self) -> None:
         """Bring what is derived from the weights up to date; before every use of the network."""
@@ -155,8 +179,16 @@ class Run:
             yield
 
     def randomness(self) -> AbstractContextManager[None]:
-        """What the user's own module draws is the run's, like the masks of our dropout."""
-        return drawing_from(self.generator) if self.own else nullcontext()
+        """What the user's own module draws is the run's, like the masks of our dropout.
+
+        Each of several processes draws its own, by the step: a checkpoint holds the generator of one.
+        """
+        if not self.own:
+            return nullcontext()
+        if self.world.size == 1:
+            return drawing_from(self.generator)
+        seed = mix("dropout", self.config.seed, self.position, self.world.rank)
+        return drawing_from(torch.Generator(self.world.device).manual_seed(seed))
 
     def epoch_losses(self) -> Tensor:
         """The losses of this epoch's batches so far, on the host."""
@@ -255,9 +287,10 @@ def _fit_micro_batch(model: nn.Module, config: TrainConfig, world: World, limit:
         unit = 1
     elif None in ghosts:
         if world.size > 1:
+            own, divisor = is_own(config.model.name), f"give a ghost_batch that divides {local}"
             raise ConfigError(
                 f"batch statistics over the whole batch of {config.batch_size} need a single process; "
-                f"give a ghost_batch that divides {local}"
+                + ("remove them by convert" if own else divisor)
             )
         unit = local
     else:
