@@ -156,7 +156,6 @@ def _complete(folder: Path, result: TrainResult) -> None:
     missing = not (folder / "result.json").exists()
     if missing or (folder / f"{FILE}-wal").exists():
         with suppress(SkipinitError), open_writer(folder):
-            _clear_drafts(folder)
             if missing:
                 _write_metrics(folder, result.records)
                 _write_result(folder, result)
@@ -187,7 +186,6 @@ def _recorded_in(folder: Path, config: TrainConfig, tensorboard: bool) -> Iterat
     with open_writer(folder) as writer:
         _refuse_other(folder, writer, config)
         writer.add([config])
-        _clear_drafts(folder)
         with steps_bar(0, shown=False) as hidden:
             keeper = Keeper(writer, Checkpoints(folder / "checkpoints"), hidden, [config], keep_last=True)
         files = _RunFiles(folder, writer, config, tensorboard)
@@ -233,13 +231,6 @@ class _RunFiles:
 def _write_metrics(folder: Path, curve: Sequence[EpochRecord]) -> None:
     lines = b"".join(_line(asdict(record)) for record in curve)
     write_whole(folder / "metrics.jsonl", lambda file: file.write(lines))
-
-
-def _clear_drafts(folder: Path) -> None:
-    """Remove what a killed process was writing; only the one writer may."""
-    for name in ("config.json", "metrics.jsonl", "result.json"):
-        for draft in folder.glob(f".{name}.*"):
-            draft.unlink()
 
 
 def _write_result(folder: Path, result: TrainResult) -> None:
