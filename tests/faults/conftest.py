@@ -1,8 +1,8 @@
 """How long the tests of this folder go on, from which seed, and what they counted.
 
-`make test` tries a fixed few cases of each kind. `SKIPINIT_TORTURE=3600`, or `make torture`, tries as many as fit
-into so many seconds, each random test having an equal part of them. A case follows from its seed alone; a failure
-names the seed, and `SKIPINIT_TORTURE_SEED` begins with it.
+`make test` tries a fixed few cases of each kind. `SKIPINIT_TORTURE=3600`, or `make torture`, tries as many as
+fit into so many seconds; each random test has an equal part of them. A case follows from its seed alone. A
+failure names its seed, and `SKIPINIT_TORTURE_SEED` begins with it.
 """
 
 from __future__ import annotations

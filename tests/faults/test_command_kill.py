@@ -1,4 +1,4 @@
-"""Commands killed at any instant: their files are whole or absent, and the same command again ends as if nothing was."""
+"""Commands killed at any instant leave whole files or none, and end as if left alone when they run again."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import random
 import shutil
 import signal
 import sqlite3
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,7 +51,9 @@ def _run(words: list[str], errors: Path) -> None:
         descriptor = os.open(errors, os.O_WRONLY | os.O_CREAT)
         os.dup2(descriptor, 1)
         os.dup2(descriptor, 2)
-        raise SystemExit(main(words))
+        code = main(words)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        raise SystemExit(code)
 
 
 @pytest.fixture(scope="module")
@@ -69,21 +72,29 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _contents(out: Path) -> dict[str, Any]:
     """Every file below a folder; of a store and of what was measured, what does not depend on the time."""
     found: dict[str, Any] = {}
-    for path in sorted(path for path in out.rglob("*") if path.is_file()):
-        name = str(path.relative_to(out))
-        if path.name == "sweep.sqlite":
-            with open_store(path.parent) as store:
-                found[name] = [
-                    (trial.id, trial.state, trial.last and trial.last.train_loss) for trial in store.trials()
-                ]
-            with contextlib.closing(sqlite3.connect(path)) as connection:
-                assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-        elif path.suffix == ".json":
-            found[name] = json.loads(path.read_text()).get("rows", path.read_text())
-        elif path.suffix == ".html":
-            found[name] = path.read_text().count("<tr")
-        else:
-            found[name] = path.read_bytes() if path.name != "sweep.lock" else None
+    with tempfile.TemporaryDirectory() as scratch:  # to open a store is to mend it
+        copy = shutil.copytree(out, Path(scratch, "copy")) if out.exists() else Path(scratch)
+        for path in sorted(path for path in copy.rglob("*") if path.is_file()):
+            found[str(path.relative_to(copy))] = path.read_bytes()
+        for name in found:
+            path = copy / name
+            match path.suffix:
+                case ".sqlite":
+                    found[name] = _trials(path)
+                case ".json":
+                    found[name] = json.loads(found[name]).get("rows", found[name])
+                case ".html":
+                    found[name] = found[name].count(b"<tr")
+                case ".lock":
+                    found[name] = None
+    return found
+
+
+def _trials(path: Path) -> list[Any]:
+    with open_store(path.parent) as store:
+        found = [(trial.id, trial.state, trial.last and trial.last.train_loss) for trial in store.trials()]
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
     return found
 
 
@@ -107,7 +118,7 @@ def _without_what_a_kill_leaves(found: dict[str, Any]) -> dict[str, Any]:
         name: content
         for name, content in found.items()
         if not Path(name).name.startswith(".")
-        and not name.endswith(("-wal", "-shm", ".new", ".pt", "sqlite"))
+        and not name.endswith(("-wal", "-shm", "-journal", ".new", ".pt", "sqlite"))
     }
 
 

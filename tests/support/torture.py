@@ -1,4 +1,4 @@
-"""Random cases of a test, each from its seed, and what is counted of them. `tests/faults/conftest.py` makes them."""
+"""Random cases of a test, each from its seed, and what is counted of them; see `tests/faults/conftest.py`."""
 
 from __future__ import annotations
 
