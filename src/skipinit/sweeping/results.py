@@ -15,7 +15,7 @@ and 4, appendix B), and where it is silent these:
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -274,12 +274,11 @@ def status(folder: str | Path) -> Progress:
 
 def progress(store: Store, now: datetime | None = None) -> Progress:
     """Where the sweep stands."""
-    writer, meta, trials = store.writer(), store.meta(), store.trials()
-    states = Counter(trial.state for trial in trials)
-    total = sum(trial.config.epochs for trial in trials)
-    done = sum(trial.epochs_done for trial in trials)
+    writer, meta, tally = store.writer(), store.meta(), store.tally()
+    counts: dict[str, int] = {state: tally[state].trials if state in tally else 0 for state in STATES}
+    total = sum(each.epochs for each in tally.values())
+    done = sum(each.done for each in tally.values())
     elapsed = (now or datetime.now(UTC)) - datetime.fromisoformat(meta["session_started"])
     recent = done - meta["session_epochs"]
     left = (total - done) * elapsed.total_seconds() / recent if writer and recent > 0 else None
-    running = tuple(trial for trial in trials if trial.state == "running")
-    return Progress({state: states[state] for state in STATES}, done, total, left, writer, running)
+    return Progress(counts, done, total, left, writer, tuple(store.trials("running")))
