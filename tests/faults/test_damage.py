@@ -127,3 +127,13 @@ def test_a_damaged_checkpoint_is_never_evaluated(whole: Path, tmp_path: Path) ->
     path.write_bytes(content[:5000] + bytes([content[5000] ^ 1]) + content[5001:])
     with pytest.raises(SkipinitError, match="is damaged"):
         evaluate(run, device="cpu")
+
+
+def test_a_damaged_definition_that_is_no_text_is_named(whole: Path, tmp_path: Path) -> None:
+    """SQLite quotes it in its message, which Python then cannot decode."""
+    path = shutil.copytree(whole / "run", tmp_path / "run") / "sweep.sqlite"
+    content = path.read_bytes()
+    assert content.count(b"CREATE TABLE trials (") == 1
+    path.write_bytes(content.replace(b"CREATE TABLE trials (", b"CREATE TABLE tr\x89als )"))
+    with pytest.raises(SkipinitError, match="damaged"):
+        skipinit.results(tmp_path / "run")

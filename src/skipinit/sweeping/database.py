@@ -254,6 +254,8 @@ def explained(path: Path) -> Iterator[None]:
     with _interrupts_noticed() as interrupted:
         try:
             yield
+        except UnicodeDecodeError as error:  # of SQLite's own message, which quotes a damaged definition
+            raise damaged(path) from error
         except sqlite3.Error as error:
             if interrupted:
                 raise KeyboardInterrupt from error

@@ -311,15 +311,22 @@ def export(folder: str | Path, out: str | Path, *, onnx: bool = False) -> None:
         need("onnx", "ONNX export")
     run = _open_run(Path(folder), Workplace(World(find_device("cpu"))))
     model = run.model.eval()
+    graph = _as_onnx(model, describe(run.config.data).shape) if onnx else b""  # first: it may fail
     if isinstance(model, ResidualNet) and not run.own:
         model.save_pretrained(out)
     else:
         write_whole(out / WEIGHTS, lambda file: file.write(weights_of(model)))
     if onnx:
-        example, shapes = torch.zeros(2, *describe(run.config.data).shape), ({0: "batch"},)
-        torch.onnx.export(
-            model, (example,), out / "model.onnx", dynamo=True, dynamic_shapes=shapes, verbose=False
-        )
+        write_whole(out / "model.onnx", lambda file: file.write(graph))
+
+
+def _as_onnx(model: torch.nn.Module, shape: Sequence[int]) -> bytes:
+    """The network for batches of any size."""
+    program = torch.onnx.export(
+        model, (torch.zeros(2, *shape),), dynamo=True, dynamic_shapes=({0: "batch"},), verbose=False
+    )
+    assert program is not None, "dynamo returns the program"
+    return bytes(program.model_proto.SerializeToString())
 
 
 def _open_run(folder: Path, place: Workplace) -> Run:
