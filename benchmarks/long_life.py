@@ -1,16 +1,15 @@
-"""Whether a process that trains hundreds of trials grows: memory, open files and threads after each part of them.
+"""Whether a process that trains hundreds of trials grows, and what it costs to keep their results.
 
-    python benchmarks/long_life.py [--trials 500]
+    python benchmarks/long_life.py [--trials 500] [--model wrn10_1] [--epochs 1] [--batch-size 512]
 
-The trials are tiny, and all in this process, so that whatever a trial leaves behind adds up here. Also what it
-costs to keep them: the share of the time that goes into writing the store, and into fsync.
+All trials run in this process, so that whatever one leaves behind adds up: memory, open files, threads. The
+last lines say which share of the time goes into the store (commits, checksums) and into fsync of other files.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import sqlite3
 import tempfile
 import time
 from collections.abc import Iterator
@@ -22,7 +21,6 @@ from typing import Any
 import torch
 
 from skipinit import files
-from skipinit.config import TrainConfig
 from skipinit.sweeping import store, workers
 from skipinit.sweeping.engine import run_sweep
 from skipinit.sweeping.grid import expand
@@ -43,23 +41,20 @@ def count(folder: str) -> int:
 
 @dataclass
 class Watch:
-    """Prints a row after each part of the trials."""
+    """Observes a sweep: a row after each part of the trials."""
 
     trials: int
     done: int = 0
     started: float = field(default_factory=time.perf_counter)
 
-    def __call__(self, event: Event) -> None:
-        if isinstance(event, Finished | Diverged):
-            self.done += 1
-            if self.done % (self.trials // PARTS) == 0:
-                self.row()
-
-    def row(self) -> None:
-        seconds = time.perf_counter() - self.started
-        print(
-            f"{self.done:>6}  {resident_mib():>10.1f}  {count('fd'):>10}  {count('task'):>7}  {seconds:>7.1f}"
-        )
+    def take(self, event: Event) -> None:
+        """Count ends."""
+        if not isinstance(event, Finished | Diverged):
+            return
+        self.done += 1
+        if self.done % max(1, self.trials // PARTS) == 0:
+            numbers = f"{resident_mib():>10.1f}  {count('fd'):>10}  {count('task'):>7}"
+            print(f"{self.done:>6}  {numbers}  {time.perf_counter() - self.started:>7.1f}", flush=True)
 
 
 @contextmanager
@@ -93,18 +88,23 @@ def timed() -> Iterator[dict[str, float]]:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--trials", type=int, default=500)
-    trials = parser.parse_args().trials
+    parser.add_argument("--model", default="wrn10_1")
+    parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument("--batch-size", type=int, default=512)
+    given = parser.parse_args()
     torch.set_num_threads(1)
     workers.usable_cores = lambda: 1  # no worker processes
-    axes = {"model": "wrn10_1", "scheme": "skipinit", "data": "digits", "epochs": 1, "batch_size": 512}
-    grid = expand(axes | {"lr": "2^-4,2^-3", "seed": f"0..{trials // 2 - 1}"})
+    axes = {"model": given.model, "epochs": given.epochs, "batch_size": given.batch_size}
+    axes |= {"scheme": "skipinit", "data": "digits", "lr": "2^-4", "seed": f"0..{given.trials - 1}"}
     with tempfile.TemporaryDirectory() as scratch, timed() as spent:
-        watch = Watch(trials)
-        print(f"SQLite {sqlite3.sqlite_version}, torch {torch.__version__}, {trials} trials of wrn10_1, one epoch")
+        watch = Watch(given.trials)
+        print(
+            f"{given.trials} trials of {given.model}, digits, {given.epochs} epochs, batch {given.batch_size}"
+        )
         print("trials  memory MiB  open files  threads  seconds")
-        run_sweep(grid, Path(scratch), device="cpu", progress=False, observer=watch)
+        run_sweep(expand(axes), Path(scratch), device="cpu", progress=False, observer=watch.take)
         seconds = time.perf_counter() - watch.started
-    for name, share in (("store", spent["store"]), ("fsync", spent["fsync"])):
+    for name, share in spent.items():
         print(f"{name}: {share:.2f} s of {seconds:.1f} s, {share / seconds:.2%}")
 
 
