@@ -126,6 +126,9 @@ def _without_what_a_kill_leaves(found: dict[str, Any]) -> dict[str, Any]:
 def test_a_command_killed_at_random_instants(
     command: str, stores: Path, tmp_path: Path, torture: Torture
 ) -> None:
+    if command == "reproduce" and "SKIPINIT_TORTURE" not in os.environ:
+        pytest.skip("half a minute; see `make torture`")
+
     def words(out: Path) -> list[str]:
         return [word.format(out=out, stores=stores) for word in COMMANDS[command].split()]
 
