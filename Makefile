@@ -16,7 +16,7 @@ quick: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup --quick  # no test that trains or starts a process
 
 torture: $(READY)
-	OMP_NUM_THREADS=1 SKIPINIT_TORTURE=$${SKIPINIT_TORTURE:-1000} $(BIN)/python -m pytest -n 2 --dist loadgroup tests/faults
+	OMP_NUM_THREADS=1 SKIPINIT_TORTURE=$${SKIPINIT_TORTURE:-3600} $(BIN)/python -m pytest -n 2 --dist loadgroup tests/faults  # seconds
 
 lint: $(READY)
 	$(BIN)/ruff check .

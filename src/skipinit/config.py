@@ -11,6 +11,7 @@ import dataclasses
 import json
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal, get_type_hints
 
 from .errors import ConfigError
@@ -169,17 +170,33 @@ def option_default(kind: type[Any], name: str) -> Any:
 
 def _check_options(config: Config, owner: str = "") -> None:
     """Bring every value to its option's one type, or refuse it."""
-    for field in dataclasses.fields(config):
-        if field.name == "model":
+    kind: Any = type(config)
+    for name in option_types(kind):
+        if name == "model":
             continue
-        value, hint = getattr(config, field.name), option_types(type(config))[field.name]
-        in_range, within = field.metadata["in_range"], field.metadata["within"]
-        found = check_value(f"{owner}{field.name}", value, hint, within)
-        if in_range and found is not None and not in_range(found):
-            raise ConfigError(
-                f"{owner}{field.name} {value!r} is not allowed; it must be {allowed(hint)}{within}"
-            )
-        object.__setattr__(config, field.name, found)
+        value = getattr(config, name)  # not `vars`, which gives every config a dictionary to keep
+        of: Any = type(value)
+        try:
+            found = _checked(kind, name, of, value)
+        except (ConfigError, TypeError):  # TypeError: a list, say, cannot be remembered
+            found = _check_option(kind, name, value, owner)
+        if found is not value:
+            object.__setattr__(config, name, found)
+
+
+@lru_cache(maxsize=4096)
+def _checked(kind: Any, name: str, of: Any, value: Any) -> Any:
+    """Remembered: thousands of trials have few values. The type `of` a value tells 1 from 1.0 and True."""
+    return _check_option(kind, name, value, "")
+
+
+def _check_option(kind: type[Config], name: str, value: Any, owner: str) -> Any:
+    hint, metadata = option_types(kind)[name], kind.__dataclass_fields__[name].metadata
+    in_range, within = metadata["in_range"], metadata["within"]
+    found = check_value(f"{owner}{name}", value, hint, within)
+    if in_range and found is not None and not in_range(found):
+        raise ConfigError(f"{owner}{name} {value!r} is not allowed; it must be {allowed(hint)}{within}")
+    return found
 
 
 def to_dict(config: Config) -> dict[str, Any]:
@@ -191,7 +208,13 @@ def to_dict(config: Config) -> dict[str, Any]:
 
 def model_from_dict(fields: dict[str, Any]) -> ModelConfig:
     """The config that `to_dict` took apart; raises TypeError or ValueError where it is another's."""
-    return ModelConfig(**fields)
+    return _model_of(json.dumps(fields))
+
+
+@lru_cache(maxsize=1024)
+def _model_of(text: str) -> ModelConfig:
+    """Trials by the thousand share a few networks."""
+    return ModelConfig(**json.loads(text))
 
 
 def train_from_dict(fields: dict[str, Any]) -> TrainConfig:

@@ -14,6 +14,8 @@ from contextlib import contextmanager
 
 def printable(text: str) -> str:
     """The text with line breaks, and whatever else could steer a terminal, written as escapes."""
+    if text.isprintable():
+        return text
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 

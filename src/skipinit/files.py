@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import glob
 import json
 import os
 import shlex
@@ -27,6 +28,7 @@ def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
         if path.exists() and not path.is_file():  # root could replace a device such as /dev/null by a file
             raise DataError(f"{path}: cannot be written (not a regular file); give another path")
         path.parent.mkdir(parents=True, exist_ok=True)
+        _clear_drafts(path)
         try:
             with open(draft, "wb") as file:
                 write(file)
@@ -37,6 +39,24 @@ def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
             draft.unlink(missing_ok=True)
     except OSError as error:
         raise system_error(error, path, "written") from error
+
+
+def _clear_drafts(path: Path) -> None:
+    """Remove what killed processes had begun to write there; a process that lives may still write."""
+    for draft in path.parent.glob(f".{glob.escape(path.name)}.*"):
+        pid = draft.name.rpartition(".")[2]
+        if pid.isdecimal() and not _lives(int(pid)):
+            draft.unlink(missing_ok=True)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        pass
+    return True
 
 
 def append_whole(path: Path, line: bytes) -> None:

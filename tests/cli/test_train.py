@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import json
 import math
@@ -110,6 +111,20 @@ def test_onnx_without_its_packages_says_what_to_install(
     code, _, err = cli("export", trained, "--out", tmp_path / "model", "--onnx")
     assert code == 2
     assert err == "skipinit: ONNX export needs onnx, onnxscript; pip install 'skipinit[onnx]'\n"
+    assert not (tmp_path / "model").exists()
+
+
+def test_onnx_that_fails_leaves_nothing(
+    cli: Cli, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("skipinit.sweeping.single.need", lambda *_: None)
+    monkeypatch.setattr("torch.onnx.export", fail)
+    code, _, err = cli("export", trained, "--out", tmp_path / "model", "--onnx")
+    assert code == 1
+    assert err.count("\n") == 1
     assert not (tmp_path / "model").exists()
 
 

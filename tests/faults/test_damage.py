@@ -1,11 +1,7 @@
-"""Random damage to every kind of file: it is found and named, or what is read is what was written.
-
-`SKIPINIT_TORTURE=1000` tries so many damages of each kind; the seed of each is in the failure's message.
-"""
+"""Random damage to every kind of file: it is found and named, or what is read is what was written."""
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 from collections.abc import Callable
@@ -24,8 +20,7 @@ from skipinit.sweeping.exchange import read_results
 from skipinit.sweeping.single import evaluate, train
 from skipinit.training.checkpoint import unpack_state
 from skipinit.training.control import Stop
-
-TRIES = int(os.environ.get("SKIPINIT_TORTURE", "40"))
+from support.torture import Torture
 
 
 class _AtOnce(Stop):
@@ -95,12 +90,14 @@ KINDS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], object]]] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_damage_is_named_or_harmless(kind: str, whole: Path, tmp_path: Path) -> None:
+def test_damage_is_named_or_harmless(kind: str, whole: Path, tmp_path: Path, torture: Torture) -> None:
     find, read = KINDS[kind]
     path = find(shutil.copytree(whole, tmp_path / "copy"))
     content, expected = path.read_bytes(), read(path)
-    found = 0
-    for seed in range(TRIES):
+    found = tried = 0
+    for seed in torture.cases(40):
+        tried += 1
+        torture.count("damaged files")
         path.write_bytes(damage(content, random.Random(seed)))
         try:
             result = read(path)
@@ -114,7 +111,7 @@ def test_damage_is_named_or_harmless(kind: str, whole: Path, tmp_path: Path) -> 
         assert str(path.parent) in line, f"seed {seed}: {line}"
         assert "\n" not in line, f"seed {seed}: {line}"
         found += 1
-    assert found > TRIES / 2, "the damage is too mild to test anything"
+    assert found >= tried // 2, "the damage is too mild to test anything"
 
 
 def test_a_checkpoint_reads_the_same_from_memory(whole: Path) -> None:
@@ -130,3 +127,13 @@ def test_a_damaged_checkpoint_is_never_evaluated(whole: Path, tmp_path: Path) ->
     path.write_bytes(content[:5000] + bytes([content[5000] ^ 1]) + content[5001:])
     with pytest.raises(SkipinitError, match="is damaged"):
         evaluate(run, device="cpu")
+
+
+def test_a_damaged_definition_that_is_no_text_is_named(whole: Path, tmp_path: Path) -> None:
+    """SQLite quotes it in its message, which Python then cannot decode."""
+    path = shutil.copytree(whole / "run", tmp_path / "run") / "sweep.sqlite"
+    content = path.read_bytes()
+    assert content.count(b"CREATE TABLE trials (") == 1
+    path.write_bytes(content.replace(b"CREATE TABLE trials (", b"CREATE TABLE tr\x89als )"))
+    with pytest.raises(SkipinitError, match="damaged"):
+        skipinit.results(tmp_path / "run")

@@ -1,13 +1,12 @@
-"""Operations of the file layer fail, one by one: one line, no stray file, the same result afterwards.
-
-`SKIPINIT_TORTURE` lets every one fail; without it some do.
-"""
+"""Operations of the file layer fail, one by one: one line, no stray file, the same result afterwards."""
 
 from __future__ import annotations
 
 import builtins
 import errno
 import os
+import random
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +21,7 @@ from skipinit.reporting.page import report
 from skipinit.sweeping.exchange import export_results, read_results
 from skipinit.sweeping.single import export, train
 from skipinit.sweeping.store import open_store
+from support.torture import Torture
 
 CONFIG = TrainConfig(ModelConfig("wrn10_1", "skipinit"), "digits", lr=0.1, batch_size=512, epochs=2)
 ERRORS = (errno.ENOSPC, errno.EIO, errno.EACCES, errno.EDQUOT)
@@ -30,9 +30,9 @@ ERRORS = (errno.ENOSPC, errno.EIO, errno.EACCES, errno.EDQUOT)
 class FailingDisk:
     """Stands in for `os` and `open` in the file layer; operation number `fails` raises instead."""
 
-    def __init__(self, fails: int | None = None) -> None:
+    def __init__(self, fails: int | None = None, code: int = errno.EIO) -> None:
         self.operations = 0
-        self.fails = fails
+        self.fails, self.code = fails, code
 
     def __getattr__(self, name: str) -> Any:
         return getattr(os, name)
@@ -40,8 +40,7 @@ class FailingDisk:
     def _count(self) -> None:
         self.operations += 1
         if self.operations - 1 == self.fails:
-            code = ERRORS[self.fails % len(ERRORS)]
-            raise OSError(code, os.strerror(code))
+            raise OSError(self.code, os.strerror(self.code))
 
     def fsync(self, descriptor: int) -> None:
         self._count()
@@ -92,8 +91,8 @@ class _Written:
 
 
 @contextmanager
-def disk(fails: int | None = None) -> Iterator[FailingDisk]:
-    failing = FailingDisk(fails)
+def disk(fails: int | None = None, code: int = errno.EIO) -> Iterator[FailingDisk]:
+    failing = FailingDisk(fails, code)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(files, "os", failing)
         patch.setattr(files, "open", failing.open_file, raising=False)
@@ -118,20 +117,26 @@ def names(root: Path) -> set[str]:
     return {str(path.relative_to(root)) for path in root.rglob("*")}
 
 
-def test_every_failure_is_one_line_and_nothing_is_lost(tmp_path: Path) -> None:
+def test_every_failure_is_one_line_and_nothing_is_lost(tmp_path: Path, torture: Torture) -> None:
     whole = tmp_path / "whole"
     with disk() as counted:
         everything(whole)
     expected, places = measured(whole), names(whole)
     assert counted.operations > 20
-    step = 1 if "SKIPINIT_TORTURE" in os.environ else counted.operations // 5
-    for number in range(0, counted.operations, step):
-        root = tmp_path / f"failed-{number}"
-        with disk(fails=number), pytest.raises(SkipinitError) as raised:
+    for seed in torture.cases(5):
+        number = seed * 7 % counted.operations  # far apart, and each has its turn
+        root = tmp_path / f"failed-{seed}"
+        with (
+            disk(number, random.Random(seed).choice(ERRORS)),
+            pytest.raises(SkipinitError) as raised,
+        ):
             everything(root)
+        torture.count("injected errors")
         line = str(raised.value)
         assert str(root) in line, f"operation {number}: {line}"
         assert "\n" not in line, f"operation {number}: {line}"
         everything(root)
         assert measured(root) == expected, f"operation {number}"
         assert names(root) == places, f"operation {number}"
+        torture.count("results compared")
+        shutil.rmtree(root)

@@ -1,31 +1,31 @@
-"""Odd values for every flag and every argument: an exit code and one line, never another exception.
-
-`SKIPINIT_TORTURE=10000` tries so many; without it, a fixed few hundred.
-"""
+"""Odd values for every flag and every argument: an exit code and one line, never another exception."""
 
 from __future__ import annotations
 
-import os
 import re
+from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
 import skipinit
 from skipinit.cli import main
 from skipinit.config import ModelConfig, TheoryConfig, TrainConfig
 from skipinit.errors import SkipinitError
+from support.torture import Torture
 
-TRIES = int(os.environ.get("SKIPINIT_TORTURE", "60"))
-fuzzed = settings(
-    max_examples=TRIES,
-    deadline=None,
-    derandomize="SKIPINIT_TORTURE" not in os.environ,
-    suppress_health_check=list(HealthCheck),
-)
+fuzzed = settings(max_examples=60, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+
+
+def fuzz(torture: Torture, check: Callable[..., None], **strategies: st.SearchStrategy[Any]) -> None:
+    """Try `check` with a few dozen values at a time; each case draws its own."""
+    for case in torture.cases(1):
+        seed(case)(fuzzed(given(**strategies)(check)))()
+        torture.count("fuzzed calls", fuzzed.max_examples)
+
 
 ODD_TEXTS = st.sampled_from(
     ["", " ", "999999999999", "9" * 18,
@@ -55,58 +55,59 @@ def flags_of(kind: type[Any]) -> list[str]:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-@fuzzed
-@given(data=st.data())
-def test_flags(command: str, data: st.DataObject, capsys: pytest.CaptureFixture[str]) -> None:
+def test_flags(command: str, torture: Torture, capsys: pytest.CaptureFixture[str]) -> None:
     words, kind = COMMANDS[command]
-    flags = flags_of(kind) + flags_of(ModelConfig)
-    given_flags = data.draw(st.lists(st.tuples(st.sampled_from(flags), TEXTS), max_size=4))
-    arguments = [*words, *(word for pair in given_flags for word in pair)]
-    capsys.readouterr()
-    try:
-        code = main(arguments)
-    except SystemExit as ended:  # the parser's own way
-        code = ended.code
-    shown = capsys.readouterr()
-    assert code in (0, 1, 2), arguments
-    assert "Traceback" not in shown.err + shown.out, arguments
-    if code and shown.err.startswith("skipinit: "):
-        assert re.fullmatch(r"skipinit: [^\x00-\x1f\x7f]+\n", shown.err), (arguments, shown.err)
+    pairs = st.tuples(st.sampled_from(flags_of(kind) + flags_of(ModelConfig)), TEXTS)
+
+    def check(given_flags: list[tuple[str, str]]) -> None:
+        arguments = [*words, *(word for pair in given_flags for word in pair)]
+        capsys.readouterr()
+        try:
+            code = main(arguments)
+        except SystemExit as ended:  # the parser's own way
+            code = ended.code
+        shown = capsys.readouterr()
+        assert code in (0, 1, 2), arguments
+        assert "Traceback" not in shown.err + shown.out, arguments
+        if code and shown.err.startswith("skipinit: "):
+            assert re.fullmatch(r"skipinit: [^\x00-\x1f\x7f]+\n", shown.err), (arguments, shown.err)
+
+    fuzz(torture, check, given_flags=st.lists(pairs, max_size=4))
+
+
+def some_fields(kind: type[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    names = [field.name for field in fields(kind)]
+    return st.dictionaries(st.sampled_from(names), VALUES, max_size=2)
 
 
 @pytest.mark.parametrize("kind", [ModelConfig, TheoryConfig, TrainConfig])
-@fuzzed
-@given(data=st.data())
-def test_fields(kind: type[Any], data: st.DataObject) -> None:
-    options = data.draw(
-        st.dictionaries(st.sampled_from([field.name for field in fields(kind)]), VALUES, max_size=2)
-    )
+def test_fields(kind: type[Any], torture: Torture) -> None:
     required = {"name": "wrn10_1"} if kind is not TrainConfig else {
         "model": ModelConfig("wrn10_1"), "data": "digits", "lr": 0.1, "batch_size": 8, "epochs": 1,
     }  # fmt: skip
-    try:
-        config = kind(**{**required, **options})
-    except SkipinitError as error:
-        line = str(error)
-    else:
-        assert kind(**vars(config)) == config
-        return
-    assert "\n" not in line
+
+    def check(options: dict[str, Any]) -> None:
+        try:
+            config = kind(**{**required, **options})
+        except SkipinitError as error:
+            line = str(error)
+        else:
+            assert kind(**vars(config)) == config
+            return
+        assert "\n" not in line
+
+    fuzz(torture, check, options=some_fields(kind))
 
 
-@fuzzed
-@given(
-    name=VALUES,
-    options=st.dictionaries(
-        st.sampled_from([field.name for field in fields(ModelConfig)]), VALUES, max_size=2
-    ),
-)
-def test_create_model(name: Any, options: dict[str, Any]) -> None:
-    options.pop("name", None)
-    try:
-        skipinit.create_model(name if isinstance(name, str) else "wrn10_1", **options)
-    except SkipinitError as error:
-        line = str(error)
-    else:
-        return
-    assert "\n" not in line
+def test_create_model(torture: Torture) -> None:
+    def check(name: Any, options: dict[str, Any]) -> None:
+        options.pop("name", None)
+        try:
+            skipinit.create_model(name if isinstance(name, str) else "wrn10_1", **options)
+        except SkipinitError as error:
+            line = str(error)
+        else:
+            return
+        assert "\n" not in line
+
+    fuzz(torture, check, name=VALUES, options=some_fields(ModelConfig))

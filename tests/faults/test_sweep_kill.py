@@ -5,15 +5,18 @@ from __future__ import annotations
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from skipinit.sweeping import workers
@@ -22,6 +25,7 @@ from skipinit.sweeping.grid import Grid
 from skipinit.sweeping.store import open_store, open_writer
 from skipinit.training.records import EpochRecord
 from support.runs import SMALL
+from support.torture import Torture
 
 _KILLS = 25
 _CONFIG = replace(SMALL, batch_size=512)
@@ -51,29 +55,36 @@ def _results(out: Path) -> dict[str, Any]:
         }
 
 
-def test_a_driver_killed_at_25_random_instants_loses_and_repeats_nothing(tmp_path: Path) -> None:
-    instants = random.Random(2)
-    done: dict[str, Any] = {}
-    for _ in range(_KILLS):
-        process = _PROCESSES.Process(target=_work, args=(tmp_path / "killed",))
+def test_a_driver_killed_at_random_instants_loses_and_repeats_nothing(
+    tmp_path: Path, torture: Torture
+) -> None:
+    def train(out: Path, seconds: float | None = None) -> int | None:
+        process = _PROCESSES.Process(target=_work, args=(out,))
         process.start()
-        process.join(instants.uniform(0.05, 0.9))
+        process.join(seconds)
         process.kill()
         process.join()
-        assert process.exitcode in (-signal.SIGKILL, 0)
-        if (tmp_path / "killed" / "sweep.sqlite").exists():
-            now = _results(tmp_path / "killed")
-            assert {id: now[id] for id in done} == done  # what was finished stays, to the bit
-            done = now
-    assert len(done) < 60, "the kills came too late to mean anything"
-    for name in ("killed", "undisturbed"):
-        process = _PROCESSES.Process(target=_work, args=(tmp_path / name,))
-        process.start()
-        process.join()
-        assert process.exitcode == 0
-    killed, undisturbed = _results(tmp_path / "killed"), _results(tmp_path / "undisturbed")
-    assert len(killed) == 60
-    assert killed == undisturbed
+        return process.exitcode
+
+    assert train(tmp_path / "undisturbed") == 0
+    undisturbed = _results(tmp_path / "undisturbed")
+    assert len(undisturbed) == 60
+    for seed in torture.cases(1):
+        instants, out = random.Random(seed), tmp_path / f"killed{seed}"
+        done: dict[str, Any] = {}
+        for _ in range(_KILLS):
+            ended = train(out, instants.uniform(0.05, 0.9))
+            assert ended in (-signal.SIGKILL, 0)
+            torture.count("kills", ended != 0)
+            if (out / "sweep.sqlite").exists():
+                now = _results(out)
+                assert {id: now[id] for id in done} == done  # what was finished stays, to the bit
+                done = now
+        assert train(out) == 0
+        assert _results(out) == undisturbed
+        assert not list((out / "checkpoints").iterdir())
+        torture.count("results compared", len(undisturbed))
+        shutil.rmtree(out)
 
 
 _LONG = Grid(tuple(replace(_CONFIG, epochs=12, seed=seed) for seed in range(4)))
@@ -166,3 +177,53 @@ def test_workers_killed_interrupted_and_left_behind_cost_nothing(tmp_path: Path)
     after = _curves(out)
     for id, (*sure, _) in ((id, curve) for id, curve in before.items() if curve):
         assert after[id][: len(sure)] == sure
+
+
+_SENT = (
+    ["KILL"], ["group KILL"], ["TERM"], ["INT"], ["group INT"], ["INT", "INT"], ["HUP"], ["STOP", "CONT"],
+    ["worker KILL"], ["worker STOP", "worker CONT"], ["group TERM"],
+)  # fmt: skip
+
+
+def _send(driver: subprocess.Popen[str], words: str) -> None:
+    whom, _, name = words.rpartition(" ")
+    number = signal.Signals[f"SIG{name}"]
+    with suppress(ProcessLookupError):
+        if whom == "group":
+            os.killpg(driver.pid, number)
+        elif whom == "worker":
+            for pid in _workers(driver)[:1]:
+                os.kill(pid, number)
+        else:
+            os.kill(driver.pid, number)
+
+
+@pytest.mark.skipif("SKIPINIT_TORTURE" not in os.environ, reason="a minute; see `make torture`")
+def test_signals_of_every_kind_to_driver_group_and_workers(tmp_path: Path, torture: Torture) -> None:
+    assert run_sweep(_LONG, tmp_path / "undisturbed", device="cpu", progress=False) == Outcome(4, 0, 0)
+    undisturbed = _results(tmp_path / "undisturbed")
+    for seed in torture.cases(0):
+        generator, out, pids = random.Random(seed), tmp_path / f"out{seed}", [0]
+        with open_writer(out) as writer:
+            writer.add(_LONG.trials)
+        for _ in range(3):
+            with _drive(out) as driver:
+                try:
+                    time.sleep(generator.uniform(0, 20))
+                    pids = _workers(driver) if driver.poll() is None else []
+                    for words in generator.choice(_SENT):
+                        _send(driver, words)
+                        torture.count("kills")
+                        time.sleep(generator.uniform(0, 0.5))
+                    if driver.poll() is None and generator.random() < 0.5:
+                        driver.kill()
+                    _, errors = driver.communicate(timeout=300)
+                finally:
+                    driver.kill()
+            # The driver of this test is a script, which an interrupt at its imports ends as Python does.
+            assert "Traceback" not in errors or "KeyboardInterrupt" in errors, errors
+            _wait_until(lambda pids=pids: _gone(pids))  # type: ignore[misc]
+        assert run_sweep(_LONG, out, device="cpu", progress=False) == Outcome(4, 0, 0)
+        assert _results(out) == undisturbed
+        torture.count("results compared", len(undisturbed))
+        shutil.rmtree(out)

@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ import torch
 from skipinit.config import ModelConfig, TrainConfig
 from skipinit.sweeping.single import train
 from support.runs import FILES, StopAfter, state, tensors
+from support.torture import Torture
 
 _CONFIG = TrainConfig(
     ModelConfig("wrn10_1", "regularized-skipinit", num_classes=10, in_channels=1),
@@ -93,24 +95,22 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float]:
     return out, time.monotonic() - began
 
 
-def test_killed_at_twenty_random_instants(tmp_path: Path, undisturbed: tuple[Path, float]) -> None:
+def test_killed_at_random_instants(tmp_path: Path, undisturbed: tuple[Path, float], torture: Torture) -> None:
     reference, seconds = undisturbed
-    instants = random.Random(1)
-    kills, resumed = 0, 0
-    while kills < 20:
-        out = tmp_path / f"run{resumed}"
-        while not (out / "result.json").exists():
-            if kills == 20:
-                _work(_CONFIG, out)
-                break
+    for seed in torture.cases(4):
+        instants, out, kills = random.Random(seed), tmp_path / f"run{seed}", 0
+        while kills < 5 and not (out / "result.json").exists():
             process = _PROCESSES.Process(target=_work, args=(_CONFIG, out))
             process.start()
             process.join(instants.uniform(0, 0.6 * seconds))
             process.kill()
             process.join()
             kills += process.exitcode == -signal.SIGKILL
+        _work(_CONFIG, out)
         _assert_same_end(out, reference)
-        resumed += 1
+        torture.count("kills", kills)
+        torture.count("results compared")
+        shutil.rmtree(out)
 
 
 @pytest.mark.parametrize(("number", "before", "lives"), [(3, True, 4), (2, False, 5)])

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -23,7 +21,7 @@ from skipinit.sweeping.engine import Outcome, run_sweep
 from skipinit.sweeping.grid import Grid
 from skipinit.sweeping.store import open_store
 from skipinit.training.protocol import identity
-from skipinit.training.records import EpochRecord
+from support.clusters import DRIVER, curves, numbers, processes, start, two_nodes
 from support.runs import SMALL, SMALL_BATCHNORM
 
 pytest.importorskip("ray", reason="needs Ray (extra `cluster`)")
@@ -37,60 +35,11 @@ _COMMAND = ["sweep", "wrn10_1", "--scheme", "skipinit", "--data", "digits", "--l
 _COMMAND += ["--batch-size", "256", "--engine", "ray"]
 _PATIENCE = 90
 
-_DRIVER = """
-import json, sys
-from dataclasses import asdict
-from pathlib import Path
-from skipinit.config import train_from_dict
-from skipinit.sweeping.engine import run_sweep
-from skipinit.sweeping.grid import Grid
-
-trials = tuple(train_from_dict(fields) for fields in json.loads(sys.argv[1]))
-outcome = run_sweep(Grid(trials), Path(sys.argv[2]), engine="ray", checkpoint_seconds=0)
-print(json.dumps(asdict(outcome)))
-"""
-
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    """Two nodes with a CPU each on this machine; none of their processes outlives the tests."""
-    from ray.cluster_utils import Cluster
-
-    small = {"num_cpus": 1, "num_gpus": 0, "object_store_memory": 80_000_000, "include_dashboard": False}
-    quick = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500}
-    with (
-        tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder,
-        pytest.MonkeyPatch.context() as patch,
-    ):
-        # Ray writes its address into its default folder, whatever `temp_dir` says, but does not make it.
-        patch.setenv("RAY_TMPDIR", folder)
-        Path(folder, "ray").mkdir()
-        cluster = Cluster()
-        try:
-            cluster.add_node(temp_dir=folder, _system_config=quick, **small)
-            cluster.add_node(temp_dir=folder, **small)
-            yield cluster
-        finally:
-            cluster.shutdown()
-            deadline = time.monotonic() + 10
-            while _processes(folder) and time.monotonic() < deadline:
-                time.sleep(0.1)
-            left = _processes(folder)
-            for pid in left:
-                os.kill(pid, signal.SIGKILL)
-        assert not left, "processes of the cluster outlived it"
-
-
-def _processes(word: str) -> list[int]:
-    """Those whose command line has the word."""
-    found = []
-    for place in Path("/proc").glob("[0-9]*"):
-        try:
-            if word in (place / "cmdline").read_text(errors="replace"):
-                found.append(int(place.name))
-        except OSError:  # it has just ended
-            continue
-    return found
+    with two_nodes() as (cluster, _):
+        yield cluster
 
 
 def _free_port() -> int:
@@ -105,7 +54,7 @@ def _free_port() -> int:
         pytest.param(
             "auto",
             "start one with `ray start --head`",
-            marks=pytest.mark.skipif(bool(_processes("raylet")), reason="a Ray cluster runs on this machine"),
+            marks=pytest.mark.skipif(bool(processes("raylet")), reason="a Ray cluster runs on this machine"),
         ),
         pytest.param(f"127.0.0.1:{_free_port()}", "start one with `ray start --head`", id="nobody listens"),
         ("nonsense", "start one with `ray start --head`"),
@@ -128,28 +77,6 @@ def test_an_address_without_a_cluster_is_one_line(
     assert not (tmp_path / "sweep").exists()
 
 
-def _start(arguments: list[str], cluster: Any) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, *arguments],
-        env=os.environ | {"RAY_ADDRESS": cluster.address, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def _curves(out: Path) -> dict[str, list[EpochRecord]]:
-    with open_store(out) as store:
-        return {trial.id: store.curve(trial.id) for trial in store.trials()}
-
-
-def _numbers(out: Path) -> dict[str, list[EpochRecord]]:
-    """All that was measured but speed."""
-    return {
-        id: [replace(epoch, images_per_second=0.0) for epoch in curve] for id, curve in _curves(out).items()
-    }
-
-
 def _states(out: Path) -> dict[str, str]:
     with open_store(out) as store:
         return {trial.id: trial.state for trial in store.trials()}
@@ -167,9 +94,9 @@ def _both_have_begun(out: Path) -> bool:
     """Two trials run, each with two epochs and more to come: one of them is on the node that will die."""
     if not (out / "sweep.sqlite").exists():
         return False
-    curves = _curves(out)
+    so_far = curves(out)
     running = [id for id, state in _states(out).items() if state == "running"]
-    return sum(2 <= len(curves[id]) <= 4 for id in running) == 2
+    return sum(2 <= len(so_far[id]) <= 4 for id in running) == 2
 
 
 def test_a_node_killed_in_mid_sweep_costs_no_trial_and_changes_no_number(
@@ -178,10 +105,10 @@ def test_a_node_killed_in_mid_sweep_costs_no_trial_and_changes_no_number(
     out = tmp_path / "cluster"
     (victim,) = cluster.worker_nodes
     trials = json.dumps([to_dict(config) for config in _TRIALS])
-    with _start(["-c", _DRIVER, trials, str(out)], cluster) as driver:
+    with start(["-c", DRIVER, trials, str(out)], cluster) as driver:
         try:
             _wait_until(lambda: _both_have_begun(out), driver)
-            before = _curves(out)
+            before = curves(out)
             cluster.remove_node(victim, allow_graceful=False)
             printed, errors = driver.communicate(timeout=_PATIENCE)
         finally:
@@ -196,7 +123,7 @@ def test_a_node_killed_in_mid_sweep_costs_no_trial_and_changes_no_number(
 
     here = tmp_path / "here"
     assert run_sweep(Grid(tuple(_TRIALS)), here, device="cpu", progress=False) == Outcome(7, 1, 0)
-    assert _numbers(out) == _numbers(here)
+    assert numbers(out) == numbers(here)
     with open_store(out) as store:
         failed = store.trial(identity(_RAISING))
     assert "ghost_batch 48 does not divide" in failed.reason
@@ -204,7 +131,7 @@ def test_a_node_killed_in_mid_sweep_costs_no_trial_and_changes_no_number(
 
     # Speeds are never the same twice: these epochs were trained once, so the lost trial went on from a
     # checkpoint. The newest epoch of each may have been recorded without one.
-    after = _curves(out)
+    after = curves(out)
     for id, (*sure, _) in ((id, curve) for id, curve in before.items() if curve):
         assert after[id][: len(sure)] == sure
 
@@ -212,9 +139,9 @@ def test_a_node_killed_in_mid_sweep_costs_no_trial_and_changes_no_number(
 def test_asked_to_stop_the_nodes_hand_over_their_checkpoints(tmp_path: Path, cluster: Any) -> None:
     out = tmp_path / "stopped"
     command = [*_COMMAND, "--epochs", "16", "--device", "cpu", "--out", str(out)]
-    with _start(["-m", "skipinit", *command], cluster) as driver:
+    with start(["-m", "skipinit", *command], cluster) as driver:
         try:
-            _wait_until(lambda: (out / "sweep.sqlite").exists() and any(_curves(out).values()), driver)
+            _wait_until(lambda: (out / "sweep.sqlite").exists() and any(curves(out).values()), driver)
             driver.send_signal(signal.SIGTERM)
             printed, errors = driver.communicate(timeout=_PATIENCE)
         finally:
@@ -224,20 +151,20 @@ def test_asked_to_stop_the_nodes_hand_over_their_checkpoints(tmp_path: Path, clu
     assert list(_states(out).values()) == ["pending"]
     assert len(list((out / "checkpoints").glob("*.pt"))) == 1
 
-    (before,) = _curves(out).values()
+    (before,) = curves(out).values()
     with open_store(out) as store:
         (trial,) = store.trials()
     grid = Grid((trial.config,))
     for place in (out, tmp_path / "undisturbed"):
         assert run_sweep(grid, place, device="cpu", progress=False) == Outcome(1, 0, 0)
-    assert _numbers(out) == _numbers(tmp_path / "undisturbed")
-    assert _curves(out)[trial.id][: len(before)] == before  # the speeds, too: these were not trained again
+    assert numbers(out) == numbers(tmp_path / "undisturbed")
+    assert curves(out)[trial.id][: len(before)] == before  # the speeds, too: these were not trained again
 
 
 def test_a_gpu_that_no_node_has_is_refused_at_once(tmp_path: Path, cluster: Any) -> None:
     started = time.monotonic()
     command = [*_COMMAND, "--device", "cuda", "--out", str(tmp_path / "sweep")]
-    with _start(["-m", "skipinit", *command], cluster) as driver:
+    with start(["-m", "skipinit", *command], cluster) as driver:
         printed, errors = driver.communicate(timeout=_PATIENCE)
     assert time.monotonic() - started < 30
     assert (driver.returncode, printed) == (2, "")

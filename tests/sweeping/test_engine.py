@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import skipinit
 from skipinit.cli import main
 from skipinit.config import TrainConfig
 from skipinit.errors import ConfigError, SkipinitError
+from skipinit.sweeping import trainer
 from skipinit.sweeping.engine import Outcome, run_sweep
 from skipinit.sweeping.grid import Grid
 from skipinit.sweeping.packs import group, split
@@ -21,6 +23,7 @@ from skipinit.sweeping.single import train
 from skipinit.sweeping.store import open_store, open_writer
 from skipinit.training.protocol import identity
 from skipinit.training.records import Trial
+from skipinit.training.run import Run
 from support.runs import DIVERGING, SMALL, SMALL_BATCHNORM, StopAfter
 
 
@@ -77,6 +80,32 @@ def test_a_trial_that_raises_is_a_failure_with_its_traceback_and_disturbs_nobody
     reference = tmp_path / "alone"
     _sweep([SMALL], reference)
     assert _curve(tmp_path, SMALL) == _curve(reference, SMALL)
+
+
+def test_a_pack_that_runs_out_of_memory_goes_on_as_smaller_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The device holds two runs; more of them fail within the second epoch."""
+    trials = [replace(SMALL, batch_size=512, seed=seed) for seed in range(5)]
+    _sweep(trials, tmp_path / "alone", pack_size=1)
+    sizes: list[int] = []
+    together, step = trainer.train_together, Run.train_step
+
+    def train_together(runs: list[Run], *rest: Any) -> None:
+        sizes.append(len(runs))
+        together(runs, *rest)
+
+    def train_step(run: Run) -> None:
+        if sizes[-1] > 2 and run.records:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        step(run)
+
+    monkeypatch.setattr(trainer, "train_together", train_together)
+    monkeypatch.setattr(Run, "train_step", train_step)
+    assert _sweep(trials, tmp_path, pack_size=5, checkpoint_seconds=0) == Outcome(5, 0, 0)
+    assert sizes == [5, 2, 2, 1]
+    for config in trials:
+        assert _curve(tmp_path, config) == _curve(tmp_path / "alone", config)
 
 
 @pytest.mark.parametrize("questions", [0, 3, 8])

@@ -155,6 +155,7 @@ def test_time_left_follows_the_pace_of_this_writer(tmp_path: Path) -> None:
             assert progress(store).seconds_left is None
             writer.record([(id, measured(epoch)) for epoch in range(1, 6)])
             began = datetime.fromisoformat(writer.meta()["session_started"])
+            assert progress(store, now=began - timedelta(days=1)).seconds_left is None  # a clock set back
             seen = progress(store, now=began + timedelta(seconds=50))
         assert (seen.epochs_done, seen.epochs_total, seen.trials) == (15, 40, 4)
         assert seen.seconds_left == pytest.approx(25 * 50 / 5)

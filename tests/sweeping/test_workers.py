@@ -75,9 +75,11 @@ def test_two_at_once_give_the_numbers_of_one_at_a_time(
     assert _children() == before, "no worker outlives its sweep"
 
 
-def test_data_that_is_not_there_is_said_before_a_trial_begins(
-    tmp_path: Path, two_cores: None, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("cores", [1, 2])
+def test_data_that_is_not_there_is_said_before_anything_is_written(
+    cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("skipinit.sweeping.workers.usable_cores", lambda: cores)
     monkeypatch.setenv("SKIPINIT_DATA", str(tmp_path / "empty"))
     monkeypatch.setattr("skipinit.data.cifar.find", lambda *names: None)
     monkeypatch.setattr("skipinit.data.cifar.fetch", lambda *_: _raise(DataError("no connection")))
@@ -85,8 +87,16 @@ def test_data_that_is_not_there_is_said_before_a_trial_begins(
     trials = tuple(TrainConfig(model, "cifar10", lr=lr, batch_size=64, epochs=1) for lr in (0.1, 0.2))
     with pytest.raises(DataError, match="no connection"):
         run_sweep(Grid(trials), tmp_path / "out", device="cpu", progress=False)
-    with open_store(tmp_path / "out") as store:
-        assert [trial.state for trial in store.trials()] == ["pending", "pending"]
+    assert not (tmp_path / "out").exists()
+
+    digits = Grid((SMALL,))
+    run_sweep(digits, tmp_path / "other", device="cpu", progress=False)
+    with pytest.raises(DataError, match="no connection"):
+        run_sweep(Grid(trials), tmp_path / "other", device="cpu", progress=False)
+    monkeypatch.setattr("skipinit.sweeping.engine.open_data", lambda *_: _raise(DataError("not needed")))
+    assert run_sweep(digits, tmp_path / "other", device="cpu", progress=False) == Outcome(1, 0, 0)
+    with open_store(tmp_path / "other") as store:
+        assert [trial.state for trial in store.trials()] == ["finished"]
 
 
 def _raise(error: Exception) -> None:

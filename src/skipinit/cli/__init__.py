@@ -18,12 +18,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments == ["--version"]:
         print(f"skipinit {__version__}")
         return 0
-    from .app import run
-
     for stream in (sys.stdout, sys.stderr):  # a file's name need not be Unicode
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
+        from .app import run  # inside: who interrupts while it loads gets one line, too
+
         with system_errors_explained():
             code = run(arguments or ["--help"])
             sys.stdout.flush()  # a full disk is met here, not after the exit code is decided

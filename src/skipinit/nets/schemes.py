@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Literal
 
 from ..config import Alpha, ClassifierInit, FixupComponent, ModelConfig
@@ -157,6 +158,7 @@ def resolve(config: ModelConfig, architecture: Architecture) -> Design:
     )
 
 
+@lru_cache(maxsize=1024)  # trials by the thousand share a few networks
 def settle(config: ModelConfig) -> ModelConfig:
     """The same network with every option explicit; refuses what the paper does not define."""
     if is_own(config.name):

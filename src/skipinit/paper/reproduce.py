@@ -6,9 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..config import Precision
-from ..data.catalog import describe
-from ..data.images import load
-from ..data.photographs import open_folder
 from ..errors import ConfigError, system_errors_explained, unknown_name
 from ..files import check_folder
 from ..sweeping.engine import Outcome, run_sweep
@@ -75,8 +72,6 @@ def reproduce(
         places = ", ".join(map(str, sorted({cell.at for cell in planned})))
         raise ConfigError(f"no cell is left of preset {preset}, which has {there} at {places}")
     check_folder(Path(out))
-    for data in sorted({cell.config.data for cell in cells}):
-        _require(data)
     outcome = run_sweep(
         grid_of(cells),
         Path(out),
@@ -89,11 +84,3 @@ def reproduce(
         probes = dict.fromkeys(name for exhibit in exhibits for name in exhibit.probes)
         measure_probes(probes, Path(out), first_seed, str(find_device(device)), chosen.networks, progress)
     return outcome
-
-
-def _require(data: str) -> None:
-    """Say how to get a data set that is not there before anything is trained."""
-    if describe(data).in_memory:
-        load(data)
-    else:
-        open_folder(data)

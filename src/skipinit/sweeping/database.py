@@ -6,6 +6,7 @@ import json
 import os
 import re
 import sqlite3
+import sys
 import zlib
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
@@ -267,14 +268,37 @@ def damaged(path: Path) -> DataError:
 @contextmanager
 def explained(path: Path) -> Iterator[None]:
     """Say in one line what the user can mend; SQLite's other errors are defects of ours and pass."""
-    try:
-        yield
-    except UnicodeDecodeError as error:  # SQLite's own message quotes what is no text
-        raise damaged(path) from error
-    except sqlite3.Error as error:
-        if "decode to UTF-8" in str(error) or "user-defined function" in str(error):  # text that is none
+    with _interrupts_noticed() as interrupted:
+        try:
+            yield
+        except UnicodeDecodeError as error:  # of SQLite's own message, which quotes a damaged definition
             raise damaged(path) from error
-        primary_code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-        if primary_code not in _REASONS:
-            raise
-        raise DataError(f"{path}: {_REASONS[primary_code]}") from error
+        except sqlite3.Error as error:
+            if interrupted:
+                raise KeyboardInterrupt from error
+            if "decode to UTF-8" in str(error) or "user-defined function" in str(error):  # text that is none
+                raise damaged(path) from error
+            primary_code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+            if primary_code not in _REASONS:
+                raise
+            raise DataError(f"{path}: {_REASONS[primary_code]}") from error
+
+
+@contextmanager
+def _interrupts_noticed() -> Iterator[list[object]]:
+    """What `crc` raised. SQLite says only that a function failed, and Ctrl-C must not look like damage."""
+    interrupts: list[object] = []
+    before = sys.unraisablehook
+
+    def notice(raised: sys.UnraisableHookArgs) -> None:
+        if isinstance(raised.exc_value, KeyboardInterrupt):
+            interrupts.append(raised.exc_value)
+        elif not isinstance(raised.exc_value, UnicodeDecodeError):
+            before(raised)
+
+    sqlite3.enable_callback_tracebacks(True)  # they go to the hook
+    sys.unraisablehook = notice
+    try:
+        yield interrupts
+    finally:
+        sys.unraisablehook = before

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,7 +23,7 @@ from ..training.world import find_device, open_device
 from .dispatch import Dispatcher, Keeper
 from .grid import Grid, expand, read_grid
 from .packs import split
-from .store import open_writer
+from .store import FILE, Store, open_store, open_writer
 from .trainer import Options, Trainer, Workplace
 from .workers import open_workers, workers_at_once
 
@@ -39,9 +40,6 @@ def train_here(
     count = min(len(shares), workers_at_once()) if device.type == "cpu" else 1
     if count > 1:
         with open_workers(count) as workers:
-            # While they start: what is missing is fetched once, or said before a trial has begun.
-            for name in dict.fromkeys(members[0].data for members in groups):
-                open_data(name, device)
             Dispatcher(workers, options, keeper).train(shares, stop)
         return
     with open_device(device) as world:
@@ -133,18 +131,37 @@ def run_sweep(
         raise ConfigError(f"pack_size {pack_size} is not allowed; it must be 1 or more")
     stop = stop or Stop(time_limit)
     wanted = {identity(config): settle(config) for config in grid.trials}
-    with _open_engine(engine, device) as train, open_writer(out) as writer, stopped_by_signals(stop):
+    with ExitStack() as stack:
+        train = stack.enter_context(_open_engine(engine, device))
+        if engine == "local":
+            _require_data(wanted, out)
+        writer = stack.enter_context(open_writer(out))
+        stack.enter_context(stopped_by_signals(stop))
         writer.add(grid.trials)
-        # A trial that raised is tried again: what made it raise may have been mended.
-        owing = [wanted[trial.id] for trial in writer.trials() if trial.id in wanted and not trial.has_result]
+        owing = _owing(wanted, writer)
         with steps_bar(sum(config.epochs for config in owing), progress) as bar:
             bar.update(0, "epochs of all trials")
             keeper = Keeper(writer, Checkpoints(out / "checkpoints"), bar, owing, observer=observer)
             train(keeper.groups(owing), Options(pack_size, checkpoint_seconds), keeper, stop)
-        states = [trial.state for trial in writer.trials() if trial.id in wanted]
-    results = sum(state in ("finished", "diverged") for state in states)
-    failures = states.count("failed")
-    return Outcome(results, failures, len(states) - results - failures)
+        states = Counter(state for id, state in writer.states().items() if id in wanted)
+    results = states["finished"] + states["diverged"]
+    return Outcome(results, states["failed"], len(wanted) - results - states["failed"])
+
+
+def _owing(wanted: Mapping[str, TrainConfig], store: Store) -> list[TrainConfig]:
+    """Those without a result. What raised is tried again: what made it raise may have been mended."""
+    states = store.states()
+    return [config for id, config in wanted.items() if states.get(id) not in ("finished", "diverged")]
+
+
+def _require_data(wanted: Mapping[str, TrainConfig], out: Path) -> None:
+    """Fetch what is missing once, or say how to get it, before a trial is written down."""
+    owing = list(wanted.values())
+    if (out / FILE).is_file():
+        with open_store(out) as store:
+            owing = _owing(wanted, store)
+    for name in dict.fromkeys(config.data for config in owing):
+        open_data(name, torch.device("cpu"))
 
 
 def _open_engine(name: str, device: str) -> AbstractContextManager[Engine]:

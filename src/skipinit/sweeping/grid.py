@@ -17,6 +17,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -144,10 +145,16 @@ def join(grids: Iterable[Grid]) -> Grid:
     return Grid(whole.trials, whole.duplicates + sum(part.duplicates for part in parts))
 
 
+_FLAT = [axis for axis in AXES if axis not in ("depth", "watch")]
+_values = attrgetter(
+    *("model.name" if axis == "model" else axis if axis in option_types(TrainConfig) else f"model.{axis}"
+      for axis in _FLAT)
+)  # fmt: skip
+
+
 def flatten(config: TrainConfig) -> dict[str, Any]:
     """The config by the names of its axes; `depth` is left to `model`, which holds it, `watch` to no one."""
-    flat = {**vars(config.model), **vars(config), "model": config.model.name}
-    return {axis: flat[axis] for axis in AXES if axis not in ("depth", "watch")}
+    return dict(zip(_FLAT, _values(config), strict=True))
 
 
 def _trial(chosen: dict[str, Any]) -> TrainConfig:

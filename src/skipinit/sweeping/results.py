@@ -15,8 +15,8 @@ and 4, appendix B), and where it is silent these:
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -200,7 +200,7 @@ def cells(trials: Iterable[Trial], trim: Trim | None = None) -> list[CellResult]
     for trial in everything:
         groups[tuple(_shared(trial).values())].append(trial)
     trim = trim or Trim.of_paper(len({trial.config.seed for trial in everything}))
-    return [_cell(group, trim, metric) for group in groups.values() for metric in METRICS]
+    return [cell for group in groups.values() for cell in _cells(group, trim)]
 
 
 def trial_row(trial: Trial) -> Row:
@@ -251,14 +251,20 @@ def varying(rows: Sequence[Row], names: Iterable[str]) -> list[str]:
 
 def _shared(trial: Trial) -> Row:
     """What all trials of a cell have in common."""
-    return {name: value for name, value in flatten(trial.config).items() if name not in ("lr", "seed")}
+    shared = flatten(trial.config)
+    del shared["lr"], shared["seed"]
+    return shared
 
 
-def _cell(trials: Sequence[Trial], trim: Trim, metric: Metric) -> CellResult:
+def _cells(trials: Sequence[Trial], trim: Trim) -> Iterator[CellResult]:
+    """One cell by every metric."""
     runs = [_run(trial) for trial in trials if trial.has_result]
     failures = sum(trial.state == "failed" for trial in trials)
-    summary = summarize(runs, metric, trim, (trial.config.lr for trial in trials))
-    return CellResult(_shared(trials[0]), summary, len(trials), len(trials) - len(runs) - failures, failures)
+    unfinished = len(trials) - len(runs) - failures
+    rates = [trial.config.lr for trial in trials]
+    for metric in METRICS:
+        summary = summarize(runs, metric, trim, rates)
+        yield CellResult(_shared(trials[0]), summary, len(trials), unfinished, failures)
 
 
 def _run(trial: Trial) -> Run:
@@ -297,12 +303,12 @@ def status(folder: str | Path) -> Progress:
 
 def progress(store: Store, now: datetime | None = None) -> Progress:
     """Where the sweep stands."""
-    writer, meta, trials = store.writer(), store.meta(), store.trials()
-    states = Counter(trial.state for trial in trials)
-    total = sum(trial.config.epochs for trial in trials)
-    done = sum(trial.epochs_done for trial in trials)
-    elapsed = (now or datetime.now(UTC)) - datetime.fromisoformat(meta["session_started"])
+    writer, meta, tally = store.writer(), store.meta(), store.tally()
+    counts: dict[str, int] = {state: tally[state].trials if state in tally else 0 for state in STATES}
+    total = sum(each.epochs for each in tally.values())
+    done = sum(each.done for each in tally.values())
+    elapsed = ((now or datetime.now(UTC)) - datetime.fromisoformat(meta["session_started"])).total_seconds()
     recent = done - meta["session_epochs"]
-    left = (total - done) * elapsed.total_seconds() / recent if writer and recent > 0 else None
-    running = tuple(trial for trial in trials if trial.state == "running")
-    return Progress({state: states[state] for state in STATES}, done, total, left, writer, running)
+    known = writer and recent > 0 and elapsed > 0  # a clock can be set back
+    left = (total - done) * elapsed / recent if known else None
+    return Progress(counts, done, total, left, writer, tuple(store.trials("running")))

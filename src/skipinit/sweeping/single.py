@@ -173,7 +173,6 @@ def _complete(folder: Path, result: TrainResult) -> None:
     missing = not (folder / "result.json").exists()
     if missing or (folder / f"{FILE}-wal").exists():
         with suppress(SkipinitError), open_writer(folder):
-            _clear_drafts(folder)
             if missing:
                 _write_metrics(folder, result.records)
                 _write_result(folder, result)
@@ -204,7 +203,6 @@ def _recorded_in(folder: Path, config: TrainConfig, tensorboard: bool) -> Iterat
     with open_writer(folder) as writer:
         _refuse_other(folder, writer, config)
         writer.add([config])
-        _clear_drafts(folder)
         with steps_bar(0, shown=False) as hidden:
             keeper = Keeper(writer, Checkpoints(folder / "checkpoints"), hidden, [config], keep_last=True)
         files = _RunFiles(folder, writer, config, tensorboard)
@@ -254,13 +252,6 @@ class _RunFiles:
 def _write_metrics(folder: Path, curve: Sequence[EpochRecord]) -> None:
     lines = b"".join(_line(asdict(record)) for record in curve)
     write_whole(folder / "metrics.jsonl", lambda file: file.write(lines))
-
-
-def _clear_drafts(folder: Path) -> None:
-    """Remove what a killed process was writing; only the one writer may."""
-    for name in ("config.json", "metrics.jsonl", "balance.csv", "result.json"):
-        for draft in folder.glob(f".{name}.*"):
-            draft.unlink()
 
 
 def _write_result(folder: Path, result: TrainResult) -> None:
@@ -341,15 +332,22 @@ def export(folder: str | Path, out: str | Path, *, onnx: bool = False) -> None:
         need("onnx", "ONNX export")
     run = _open_run(Path(folder), Workplace(World(find_device("cpu"))))
     model = run.model.eval()
+    graph = _as_onnx(model, describe(run.config.data).shape) if onnx else b""  # first: it may fail
     if isinstance(model, ResidualNet) and not run.own:
         model.save_pretrained(out)
     else:
         write_whole(out / WEIGHTS, lambda file: file.write(weights_of(model)))
     if onnx:
-        example, shapes = torch.zeros(2, *describe(run.config.data).shape), ({0: "batch"},)
-        torch.onnx.export(
-            model, (example,), out / "model.onnx", dynamo=True, dynamic_shapes=shapes, verbose=False
-        )
+        write_whole(out / "model.onnx", lambda file: file.write(graph))
+
+
+def _as_onnx(model: torch.nn.Module, shape: Sequence[int]) -> bytes:
+    """The network for batches of any size."""
+    program = torch.onnx.export(
+        model, (torch.zeros(2, *shape),), dynamo=True, dynamic_shapes=({0: "batch"},), verbose=False
+    )
+    assert program is not None, "dynamo returns the program"
+    return bytes(program.model_proto.SerializeToString())
 
 
 def _open_run(folder: Path, place: Workplace) -> Run:

@@ -12,8 +12,9 @@ import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..config import TrainConfig, to_dict, train_from_dict
 from ..errors import DataError, SkipinitError
@@ -55,6 +56,13 @@ _SELECT_MEASUREMENTS = f"""
 SELECT step, blocks, checksum IS {CHECKSUM_OF_MEASUREMENT}
 FROM measurements WHERE trial = (SELECT key FROM trials WHERE id = ?) ORDER BY step
 """
+_SELECT_STATES = f"SELECT id, state, checksum IS {CHECKSUM_OF_TRIAL} FROM trials"
+_TALLY = """
+SELECT state, count(*), sum(epochs),
+       sum(CASE WHEN state IN ('pending', 'running')
+           THEN coalesce((SELECT max(epoch) FROM metrics WHERE trial = key), 0) ELSE epochs END)
+FROM (SELECT *, json_extract(config, '$.epochs') AS epochs FROM trials) GROUP BY state
+"""
 _PUT_TRIAL = """
 INSERT INTO trials (id, config, state, step, reason, traceback, classes, provenance, started, ended, seconds)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
@@ -80,6 +88,16 @@ UPDATE trials SET state = ?, step = ?, reason = ?, traceback = ?, seconds = ?, e
 _TRIAL_COLUMNS = 11
 
 
+class Tally(NamedTuple):
+    """Trials that are in one state."""
+
+    trials: int
+    epochs: int
+    """That they have in all."""
+    done: int
+    """Those that are not left to train; what raised is not tried again by itself."""
+
+
 class Store:
     """What can be read, at any time, by anyone."""
 
@@ -87,11 +105,28 @@ class Store:
         self.path = path
         self._connection = connection
 
-    def trials(self) -> list[Trial]:
-        """All trials in the order they were added, as of one instant."""
+    def trials(self, state: State | None = None) -> list[Trial]:
+        """All trials, or those of one state, in the order they were added, as of one instant."""
+        among = "" if state is None else "WHERE t.state = ?"
         with explained(self.path):
-            rows = self._connection.execute(f"{_SELECT_TRIALS} ORDER BY t.key").fetchall()
-        return [self._trial(row) for row in rows]
+            rows = self._connection.execute(
+                f"{_SELECT_TRIALS} {among} ORDER BY t.key", () if state is None else (state,)
+            )
+            return [self._trial(row) for row in rows]
+
+    def states(self) -> dict[str, State]:
+        """How every trial stands, by its identity."""
+        with explained(self.path):
+            rows = self._connection.execute(_SELECT_STATES).fetchall()
+        if not all(whole for *_, whole in rows):
+            raise damaged(self.path)
+        return {id: state for id, state, _ in rows}
+
+    def tally(self) -> dict[State, Tally]:
+        """How many trials are in each state, and their epochs, without reading one."""
+        self.states()  # a damaged config is named before SQLite reads it
+        with explained(self.path):
+            return {state: Tally(*numbers) for state, *numbers in self._connection.execute(_TALLY)}
 
     def trial(self, id: str) -> Trial | None:
         """The trial of that identity, if the store has it."""
@@ -139,7 +174,9 @@ class Writer(Store):
 
     def add(self, configs: Iterable[TrainConfig]) -> int:
         """Add the trials that are not there yet; how many were new."""
-        rows = [(identity(config), _json(to_dict(settle(config)))) for config in configs]
+        known = self.states().keys()
+        new = ((identity(config), config) for config in configs)
+        rows = [(id, _json(to_dict(settle(config)))) for id, config in new if id not in known]
         with transaction(self._connection, self.path):
             added = self._connection.executemany(
                 "INSERT OR IGNORE INTO trials (id, config) VALUES (?, ?)", rows
@@ -198,7 +235,7 @@ class Writer(Store):
         """Nobody else writes, so nothing runs: what was cut off waits again. The pace counts from here."""
         with transaction(self._connection, self.path):
             self._set_waiting()
-            done = sum(trial.epochs_done for trial in self.trials())
+            done = sum(tally.done for tally in self.tally().values())
             session = [("session_started", utc_now()), ("session_epochs", done)]
             self._connection.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", session)
 
@@ -273,12 +310,18 @@ def _read_trial(row: Sequence[Any]) -> Trial:
     id, config, state, step, reason, traceback, classes, origin, started, ended, seconds = row[
         :_TRIAL_COLUMNS
     ]
-    provenance = Provenance(**json.loads(origin)) if origin else None
+    provenance = _read_provenance(origin) if origin else None
     last = EpochRecord(*row[_TRIAL_COLUMNS:]) if row[_TRIAL_COLUMNS] is not None else None
     return Trial(
         id, train_from_dict(json.loads(config)), state, step, reason, traceback, classes, provenance, started,
         ended, seconds, last,
     )  # fmt: skip
+
+
+@lru_cache(maxsize=1024)
+def _read_provenance(text: str) -> Provenance:
+    """Trials by the thousand come from a few machines."""
+    return Provenance(**json.loads(text))
 
 
 def _row(trial: Trial) -> tuple[object, ...]:

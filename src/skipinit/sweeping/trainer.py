@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from io import BytesIO
 
+import torch
+
 from ..config import TrainConfig
 from ..data.catalog import describe
 from ..provenance import Provenance
@@ -34,7 +36,7 @@ from ..training.records import (
 from ..training.run import Run
 from ..training.sources import Data, open_data
 from ..training.world import World, find_device
-from .packs import best_size, split
+from .packs import best_size, group, split
 
 Load = Callable[[str], tuple[RunState | None, float]]
 """A trial's newest state and its seconds, by its identity; None where it must start anew."""
@@ -123,11 +125,13 @@ class Trainer:
             self._train_pack(pack, data)
 
     def _train_pack(self, configs: Sequence[TrainConfig], data: Data) -> None:
-        """Train some trials together. If that raises, each alone: the one that raises again is to blame."""
-        reporter = Reporter(self.emit, self.options.checkpoint_seconds)
+        """Train some trials together. If that raises, each alone: the one that raises again is to blame.
+
+        What does not fit on the device goes on as two halves.
+        """
+        reporter, size = Reporter(self.emit, self.options.checkpoint_seconds), 0
         try:
-            runs = [self._open(config, reporter) for config in configs]
-            train_together(runs, data, reporter, self.stop)
+            self._train_together(configs, data, reporter)
         except Exception as error:
             if reporter.emitting:  # no fault of a trial: nothing can be recorded any more
                 raise
@@ -135,10 +139,20 @@ class Trainer:
                 id = identity(configs[0])
                 reason = str(error).partition("\n")[0] or type(error).__name__
                 self.emit(Failed(id, reason, traceback.format_exc(), reporter.seconds.get(id, 0.0)))
-                return
-            for config in configs:
-                if identity(config) not in reporter.ended:
-                    self._train_pack([config], data)
+            else:
+                size = len(configs) // 2 if isinstance(error, torch.OutOfMemoryError) else 1
+        if size:  # not in the handler: the error holds on to the runs, and they to the device's memory
+            left = [config for config in configs if identity(config) not in reporter.ended]
+            for members in group([(config, self._position(config)) for config in left]).values():
+                for pack in split(members, size):
+                    self._train_pack(pack, data)
+
+    def _position(self, config: TrainConfig) -> int:
+        state, _ = self.load(identity(config))
+        return 0 if state is None else int(state["step"])
+
+    def _train_together(self, configs: Sequence[TrainConfig], data: Data, reporter: Reporter) -> None:
+        train_together([self._open(config, reporter) for config in configs], data, reporter, self.stop)
 
     def _open(self, config: TrainConfig, reporter: Reporter) -> Run:
         """A run where its checkpoint left it; its failure to be made is the trial's, so it has started."""

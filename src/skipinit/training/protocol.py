@@ -10,10 +10,11 @@ import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..config import ClassifierInit, ModelConfig, TrainConfig, to_dict, train_from_dict
+from ..config import ClassifierInit, ModelConfig, TrainConfig, train_from_dict
 from ..data.catalog import DATA_SETS, describe
 from ..errors import ConfigError, DataError
 from ..nets.own import is_own, name_factory
@@ -121,7 +122,8 @@ def settle(config: TrainConfig) -> TrainConfig:
         )
     if model.ghost_batch == config.batch_size:
         model = replace(model, ghost_batch=None)
-    return replace(config, model=settle_model(model))
+    model = settle_model(model)
+    return config if model == config.model else replace(config, model=model)
 
 
 def identity(config: TrainConfig) -> str:
@@ -131,18 +133,20 @@ def identity(config: TrainConfig) -> str:
     therefore a default, once released, is never changed.
     """
     settled = settle(config)
-    differing = {name: value for name, value in to_dict(settled).items() if value != _STANDARD.get(name)}
-    differing["model"] = _differing_model(settled)
+    options = ((name, getattr(settled, name)) for name in _STANDARD)
+    differing = {name: value for name, value in options if value != _STANDARD[name]}
+    differing["model"] = _differing_model(settled.model, settled.data)
     canonical = json.dumps(differing, sort_keys=True)
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
 
-_STANDARD = {field.name: field.default for field in fields(TrainConfig)}
+_STANDARD = {field.name: field.default for field in fields(TrainConfig) if field.compare}
 
 
-def _differing_model(config: TrainConfig) -> dict[str, Any]:
+@lru_cache(maxsize=1024)
+def _differing_model(model: ModelConfig, data: str) -> dict[str, Any]:
     """What the network has otherwise than its scheme says and its data set asks for."""
-    model, entry = config.model, DATA_SETS.get(config.data)
+    entry = DATA_SETS.get(data)
     shaped: dict[str, Any] = (
         {} if entry is None else {"num_classes": entry.num_classes, "in_channels": entry.shape[0]}
     )
