@@ -42,7 +42,8 @@ if TYPE_CHECKING:
     from .reporting.page import report
     from .sweeping.engine import Outcome, sweep
     from .sweeping.results import Progress, results, status, watched
-    from .sweeping.single import Evaluation, evaluate, export, train
+    from .sweeping.single import train
+    from .sweeping.trained import Evaluation, evaluate, export
     from .training.protocol import make_train_config
     from .training.records import TrainResult
 
@@ -59,7 +60,7 @@ _HOME = {
     "DepthRow": "probing.depths",
     "Description": "nets.describe",
     "DivideSqrt2": "nets.merges",
-    "Evaluation": "sweeping.single",
+    "Evaluation": "sweeping.trained",
     "Finding": "paper.claims.claim",
     "GhostBatchNorm2d": "nets.merges",
     "Growth": "probing.verdict",
@@ -93,8 +94,8 @@ _HOME = {
     "create_model": "nets.create",
     "depth_check": "probing.depths",
     "describe": "nets.describe",
-    "evaluate": "sweeping.single",
-    "export": "sweeping.single",
+    "evaluate": "sweeping.trained",
+    "export": "sweeping.trained",
     "find_rate": "converting.recipe",
     "find_residual_adds": "probing.measure",
     "from_pretrained": "nets.create",

@@ -120,7 +120,7 @@ def test_onnx_that_fails_leaves_nothing(
     def fail(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("skipinit.sweeping.single.need", lambda *_: None)
+    monkeypatch.setattr("skipinit.sweeping.trained.need", lambda *_: None)
     monkeypatch.setattr("torch.onnx.export", fail)
     code, _, err = cli("export", trained, "--out", tmp_path / "model", "--onnx")
     assert code == 1

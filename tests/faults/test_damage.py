@@ -17,7 +17,8 @@ from skipinit.config import ModelConfig, TrainConfig
 from skipinit.errors import SkipinitError
 from skipinit.nets.create import from_pretrained
 from skipinit.sweeping.exchange import read_results
-from skipinit.sweeping.single import evaluate, train
+from skipinit.sweeping.single import train
+from skipinit.sweeping.trained import evaluate
 from skipinit.training.checkpoint import unpack_state
 from skipinit.training.control import Stop
 from support.torture import Torture

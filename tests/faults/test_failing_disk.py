@@ -19,8 +19,9 @@ from skipinit.config import ModelConfig, TrainConfig
 from skipinit.errors import SkipinitError
 from skipinit.reporting.page import report
 from skipinit.sweeping.exchange import export_results, read_results
-from skipinit.sweeping.single import export, train
+from skipinit.sweeping.single import train
 from skipinit.sweeping.store import open_store
+from skipinit.sweeping.trained import export
 from support.torture import Torture
 
 CONFIG = TrainConfig(ModelConfig("wrn10_1", "skipinit"), "digits", lr=0.1, batch_size=512, epochs=2)

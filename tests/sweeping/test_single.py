@@ -21,8 +21,9 @@ from skipinit.errors import ConfigError, DataError, SkipinitError
 from skipinit.files import writer_lock
 from skipinit.sweeping.engine import run_sweep
 from skipinit.sweeping.grid import make_grid
-from skipinit.sweeping.single import evaluate, export, train
+from skipinit.sweeping.single import train
 from skipinit.sweeping.store import open_store
+from skipinit.sweeping.trained import evaluate, export
 from skipinit.training.control import Stop
 from skipinit.training.protocol import settle
 from skipinit.training.records import TrainResult

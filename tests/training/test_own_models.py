@@ -26,8 +26,9 @@ from skipinit.sweeping.engine import Outcome, run_sweep
 from skipinit.sweeping.forecast import forecast
 from skipinit.sweeping.grid import expand
 from skipinit.sweeping.packs import group
-from skipinit.sweeping.single import evaluate, export, train
+from skipinit.sweeping.single import train
 from skipinit.sweeping.store import open_store
+from skipinit.sweeping.trained import evaluate, export
 from skipinit.training.control import say_once
 from skipinit.training.loop import InTurn, make_executor
 from skipinit.training.own_models import build_own

@@ -17,7 +17,8 @@ from skipinit.data.augment import epoch_plan
 from skipinit.data.photographs import CentreCrop, RandomCrop, read_image
 from skipinit.errors import DataError
 from skipinit.sweeping.results import watched
-from skipinit.sweeping.single import evaluate, train
+from skipinit.sweeping.single import train
+from skipinit.sweeping.trained import evaluate
 from skipinit.training.control import Stop
 from skipinit.training.protocol import make_train_config, settle
 from skipinit.training.sources import Photographs

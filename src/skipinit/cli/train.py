@@ -80,7 +80,7 @@ def evaluate(run: tyro.conf.Positional[Path], device: str = "auto", json_: Json 
         run: Folder of the run.
         device: auto, cpu, cuda or cuda:N.
     """
-    from ..sweeping.single import evaluate as evaluate_run
+    from ..sweeping.trained import evaluate as evaluate_run
 
     found = evaluate_run(run, device=device)
     if json_:
@@ -97,7 +97,7 @@ def export(run: tyro.conf.Positional[Path], out: Path, onnx: bool = False) -> No
         out: Folder to write.
         onnx: Also write model.onnx (extra `onnx`).
     """
-    from ..sweeping.single import export as export_run
+    from ..sweeping.trained import export as export_run
 
     export_run(run, out, onnx=onnx)
     print(out)

@@ -1,0 +1,89 @@
+"""What a run leaves to use: its network, measured on the test set or written to a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ..data.catalog import describe
+from ..errors import ConfigError, DataError, system_errors_explained
+from ..extras import need
+from ..files import write_whole
+from ..nets.blocks import ResidualNet
+from ..nets.pretrained import WEIGHTS, weights_of
+from ..training.checkpoint import Checkpoints
+from ..training.run import Run
+from ..training.world import World, find_device, open_device
+from .store import FILE, open_store
+from .trainer import Workplace
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What a network does on the test set."""
+
+    test_accuracy: float
+    """Percent."""
+    test_loss: float
+
+
+@system_errors_explained()
+def evaluate(folder: str | Path, *, device: str = "auto") -> Evaluation:
+    """Measure the newest checkpoint of the run in a folder on the test set."""
+    with open_device(find_device(device)) as world:
+        place = Workplace(world)
+        run = _open_run(Path(folder), place)
+        data = place.data(run.config.data)
+        run.model.eval()
+        loss, right = data.score_test(run).tolist()
+    return Evaluation(100 * right / data.test_size, loss / data.test_size)
+
+
+@system_errors_explained()
+def export(folder: str | Path, out: str | Path, *, onnx: bool = False) -> None:
+    """Write a run's network as a folder for `from_pretrained`; with `onnx` also model.onnx (extra `onnx`).
+
+    Of a model of your own, the folder holds its `state_dict` alone, as model.safetensors.
+    """
+    out = Path(out)
+    if (out / FILE).exists():
+        raise ConfigError(f"{out} is the folder of a run and would lose its config.json; choose another")
+    if onnx:
+        need("onnx", "ONNX export")
+    run = _open_run(Path(folder), Workplace(World(find_device("cpu"))))
+    model = run.model.eval()
+    graph = _as_onnx(model, describe(run.config.data).shape) if onnx else b""  # first: it may fail
+    if isinstance(model, ResidualNet) and not run.own:
+        model.save_pretrained(out)
+    else:
+        write_whole(out / WEIGHTS, lambda file: file.write(weights_of(model)))
+    if onnx:
+        write_whole(out / "model.onnx", lambda file: file.write(graph))
+
+
+def _as_onnx(model: torch.nn.Module, shape: Sequence[int]) -> bytes:
+    """The network for batches of any size."""
+    program = torch.onnx.export(
+        model, (torch.zeros(2, *shape),), dynamo=True, dynamic_shapes=({0: "batch"},), verbose=False
+    )
+    assert program is not None, "dynamo returns the program"
+    return bytes(program.model_proto.SerializeToString())
+
+
+def _open_run(folder: Path, place: Workplace) -> Run:
+    """The run in a folder, its network as the newest checkpoint left it."""
+    with open_store(folder) as store:
+        trials = store.trials()
+    if len(trials) != 1:
+        raise DataError(f"{folder}: {len(trials)} trials are there; give the folder of one run")
+    checkpoints = Checkpoints(folder / "checkpoints")
+    state, _ = checkpoints.load(trials[0].id)
+    if state is None:
+        raise DataError(f"{folder}: this run has no checkpoint; a run writes one as it goes and when it ends")
+    run = place.make_run(trials[0].config)
+    with checkpoints.blamed(trials[0].id):
+        run.restore_network(state)
+    return run
