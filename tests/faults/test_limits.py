@@ -19,13 +19,14 @@ import pytest
 import torch
 
 from skipinit.cli import main
-from skipinit.config import ModelConfig, TrainConfig
+from skipinit.config import ModelConfig
 from skipinit.sweeping import database
 from skipinit.sweeping.single import train
 from skipinit.sweeping.store import open_store
+from skipinit.training.protocol import make_train_config
 from support.torture import Torture
 
-CONFIG = TrainConfig(ModelConfig("wrn10_1", "skipinit"), "digits", lr=0.1, batch_size=512, epochs=2)
+CONFIG = make_train_config(ModelConfig("wrn10_1", "skipinit"), "digits", lr=0.1, batch_size=512, epochs=2)
 WORDS = "train wrn10_1 --scheme skipinit --data digits --lr 0.1 --batch-size 512 --epochs 2 --device cpu"
 
 _PROCESSES = multiprocessing.get_context("forkserver")
