@@ -23,9 +23,10 @@ from torch import nn
 
 import skipinit
 
-# How many residual adds the forward of a block has; a text names the attribute that says whether
-# it has one.
-TIMM_BLOCKS: dict[str, int | str | Callable[[Any], int]] = {
+Adds = int | str | Callable[[Any], int]
+# How many residual adds the forward of a block has, read from its source; a text names the attribute that
+# says whether it has one. Where two files of timm have classes of one name, the file is named, too.
+TIMM_BLOCKS: dict[str, Adds] = {
     "BasicBlock": 1, "Bottleneck": 1, "PreActBasic": 1, "PreActBottleneck": 1, "ResNestBottleneck": 1,
     "SelectiveKernelBasic": 1, "SelectiveKernelBottleneck": 1, "InvertedResidual": "has_skip",
     "DepthwiseSeparableConv": "has_skip", "EdgeResidual": "has_skip", "ConvBnAct": "has_skip",
@@ -33,14 +34,35 @@ TIMM_BLOCKS: dict[str, int | str | Callable[[Any], int]] = {
     "Block": 2, "ConvNeXtBlock": 1, "SwinTransformerBlock": 2, "SwinTransformerV2Block": 2, "MixerBlock": 2,
     "SpatialGatingBlock": 1, "ResBlock": 2, "MetaFormerBlock": 2, "LayerScaleBlock": 2,
     "LayerScaleBlockClassAttn": 2, "XCABlock": 3, "ClassAttentionBlock": 2, "Residual": 1,
-    "GhostBottleneck": 1, "BottleneckBlock": 1, "DarkBlock": 1, "EdgeBlock": 1, "DlaBasic": 1,
+    "GhostBottleneck": 1, "BottleneckBlock": lambda m: int(getattr(m, "shortcut", m) is not None), "DarkBlock": 1, "EdgeBlock": 1, "DlaBasic": 1,
     "DlaBottleneck": 1, "EvaBlock": 2, "FocalNetBlock": 2, "GlobalContextVitBlock": 2, "Block35": 1,
     "Block17": 1, "Block8": 1, "TransformerLayer": 2, "NormFreeBlock": 1, "Sequencer2dBlock": 2,
     "MbConvBlock": 1, "RelPosBlock": 2, "RepVggBlock": lambda m: int(m.identity is not None),
     "MobileOneBlock": lambda m: int(m.identity is not None),
     "NextVitBlock": 2, "ParallelScalingBlock": 2, "ResPostBlock": 2, "HieraBlock": 2,
+    # Second batch.
+    "SelfAttnBlock": lambda m: int(m.shortcut is not None), "SerialBlock": 3, "ParallelBlock": 9,
+    "ResidualBlock": lambda m: int(m.shortcut is not None), "CrossAttentionBlock": 1,
+    "csatv2.Block": 1, "SpatialTransformerBlock": 2, "csatv2.PosConv": 1, "TransformerBlock": 2,
+    "SpatialBlock": 2, "ChannelBlock": 2, "davit.ConvPosEnc": 1, "DeepseekVitBlock": 2, "DualPathBlock": 1,
+    "edgenext.ConvBlock": 1, "SplitTransposeBlock": 2, "MetaBlock2d": 2, "MetaBlock1d": 2,
+    "EfficientFormerV2Block": lambda m: 1 + (m.token_mixer is not None),
+    "efficientformer_v2.Downsample": lambda m: int(m.attn is not None), "LocalGlobalQuery": 1,
+    "EfficientViMBlock": 4, "efficientvim.PatchMerging": 2, "ResidualDrop": 1, "fasternet.Block": 0, "MLPBlock": 1,
+    "RepMixerBlock": 1, "RepMixer": 1, "Gemma4Block": 2, "HighPerfGpuBlock": "residual",
+    "hieradet_sam2.MultiScaleBlock": 2, "MetaNeXtBlock": 1, "RepDepthwiseSeparable": "use_shortcut",
+    "LevitBlock": 2, "LevitDownsample": 1, "GatedConvBlock": 1, "PartitionAttentionCl": 2,
+    "mvitv2.MultiScaleBlock": 2, "mvitv2.MultiScaleAttention": "residual_pooling", "NextConvBlock": 2,
+    "NextTransformerBlock": 3, "rdnet.Block": 0, "RepGhostBottleneck": 1, "RepGhostModule": lambda m: len(m.fusion_bn), "RepViTBlock": 1, "RepVggDw": 1,
+    "RepVitDownsample": 1, "Bottle2neck": 1, "LinearBottleneck": "use_shortcut", "SEResNetBlock": 1,
+    "shvit.BasicBlock": 0, "starnet.Block": 1, "ConvEncoder": 1, "EfficientAdditiveAttention": 1, "visformer.Block": lambda m: 1 + (m.attn is not None), "LocalRepresentation": 1,
+    "SwinTransformerV2CrBlock": 2, "tiny_vit.MBConv": 1, "TinyVitBlock": 2, "tnt.Block": 4,
+    "twins.PosConv": lambda m: int(m.stride == 1), "MbConvLNBlock": 1, "Outlooker": 2, "volo.Transformer": 2,
+    "nasnet.CellStem0": 4, "nasnet.CellStem1": 1, "FirstCell": 1, "NormalCell": 1, "ReductionCell0": 1,
+    "ReductionCell1": 1, "pnasnet.CellStem0": 3, "pnasnet.Cell": 3, "ClassBlock": 2, "OsaBlock": "residual", "xception.Block": 1,
+    "PreXceptionModule": lambda m: int(not m.no_skip), "TransformerBlockCl": 2, "TransformerBlock2d": 2,
 }  # fmt: skip
-# One small model of a family whose blocks are all in the table, or that has none, and the size of its images.
+# The smallest model of every file of timm, and of some families within one: the size of its images.
 TIMM = {
     "resnet10t": 64, "resnet26": 64, "seresnet50": 64, "resnest14d": 64, "skresnet18": 64, "resnetv2_18": 64,
     "regnetx_002": 64, "regnety_002": 64, "efficientnet_b0": 64, "efficientnetv2_rw_t": 64,
@@ -57,7 +79,21 @@ TIMM = {
     "inception_v3": 96, "vit_relpos_small_patch16_224": 224, "caformer_s18": 64, "convformer_s18": 64,
     "tf_efficientnet_lite0": 64, "wide_resnet50_2": 64, "resnext50_32x4d": 64, "ecaresnet26t": 64,
     "gernet_s": 64, "resnet50_gn": 64, "hardcorenas_a": 64, "semnasnet_075": 64, "tresnet_m": 64,
-    "repvgg_a0": 64, "mobileone_s0": 64,
+    "repvgg_a0": 64, "mobileone_s0": 64, "halonet_h1": 256, "coat_tiny": 224, "convit_tiny": 224,
+    "cpubone_nano": 64, "crossvit_tiny_240": 240, "csatv2": 256, "davit_tiny": 224, "dpn48b": 64,
+    "edgenext_xx_small": 64, "efficientformer_l1": 224, "efficientformerv2_s0": 224, "efficientvim_m1": 64,
+    "efficientvit_b0": 64, "efficientvit_m0": 224, "fasternet_t0": 64, "fastvit_t8": 64, "hgnetv2_b0": 64,
+    "hiera_tiny_224": 224, "sam2_hiera_tiny": 224, "iformer_t": 64, "inception_next_atto": 64,
+    "inception_v4": 96, "lcnetv2_small": 64, "levit_128s": 224, "lowformer_b0": 64, "test_mambaout": 64,
+    "maxvit_pico_rw_256": 256, "coatnet_pico_rw_224": 224, "mobilenetv5_base": 64, "mobilevit_xxs": 64,
+    "mvitv2_tiny": 224, "nasnetalarge": 96, "nextvit_small": 64, "pnasnet5large": 96, "rdnet_tiny": 64,
+    "repghostnet_050": 64, "repvit_m1": 64, "res2next50": 64, "rexnet_100": 64, "selecsls42": 64,
+    "legacy_seresnet18": 64, "shvit_s1": 224, "starnet_s050": 64, "swiftformer_xs": 64,
+    "swinv2_cr_tiny_224": 224, "tiny_vit_5m_224": 224, "tnt_s_legacy_patch16_224": 224,
+    "twins_svt_small": 224, "visformer_tiny": 224, "vit_tiny_r_s16_p8_224": 224,
+    "samvit_base_patch16_224": 224, "vitamin_small_224": 224, "volo_d1_224": 224,
+    "ese_vovnet19b_slim_dw": 64, "legacy_xception": 96, "xception41p": 96, "qwen3_vit_88m": 96,
+    "naflexvit_base_patch16_parfac_gap": 96, "gemma4_vit_167m": 96, "deepseek_vit_412m": 126,
 }  # fmt: skip
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
@@ -176,7 +212,8 @@ def _stub_torchvision() -> None:
 def _timm_adds(model: nn.Module) -> int:
     total = 0
     for module in model.modules():
-        adds = TIMM_BLOCKS.get(type(module).__name__, 0)
+        file, kind = type(module).__module__.rpartition(".")[2], type(module).__name__
+        adds = TIMM_BLOCKS.get(f"{file}.{kind}", TIMM_BLOCKS.get(kind, 0))
         if isinstance(adds, str):
             total += int(bool(getattr(module, adds)))
         else:

@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from .operations import Kind, Node
+from .operations import Kind, Node, Part
 
 BRANCH_SCALAR = "branch_alpha"
 """The name of the learned scalar that a conversion puts at the end of a branch."""
@@ -90,12 +90,28 @@ def _classify_projection(
             return "both operands went through several layers"
         if _count([*skip, *branch], Kind.RESIDUAL):
             return "features of different depths, each with weights of its own"
-        if not _count(branch, Kind.NORM, Kind.ACTIVATION):
+        if not _count(branch, Kind.NORM, Kind.ACTIVATION, Kind.ATTENTION):
             return "two linear maps of one tensor"
         if _parameters(skip) & _parameters(branch):
             return "one layer applied to both operands, as in a recurrence"
+    if _count(skip, Kind.ATTENTION):
+        return "both operands went through several layers"
     between = _between(skip, branch, operands[operand], operands[1 - operand])
+    if _depth(between, operands[1 - operand]) <= _depth(skip, operands[operand]):
+        return "what one operand went through entered the other from the side"
     return Paths(operand, tuple(skip), between, tuple(_preactivation(fork)))
+
+
+def sees_skip(paths: Paths, skip: Node, part: Part | None) -> bool:
+    """Whether the branch uses what an identity skip carries, not only other parts of the same tensor."""
+    if paths.skip or part is None:
+        return True
+    used = [
+        [read for parent, read in node.parts if parent is skip]
+        for node in paths.branch
+        if skip in node.parents
+    ]
+    return not used or any(not reads or any(part.overlaps(read) for read in reads) for reads in used)
 
 
 def split_paths(a: Node, b: Node) -> tuple[list[Node], list[Node], Node | None]:
@@ -171,13 +187,13 @@ def _between(skip: list[Node], branch: list[Node], origin: Node, end: Node) -> t
     return tuple(node for node in branch if node in on_path)
 
 
-def _depth(path: list[Node], end: Node) -> int:
+def _depth(path: Sequence[Node], end: Node) -> int:
     """The most linear maps on any way along the path."""
     depths: dict[Node, int] = {}
     for node in path:
         before = max((depths.get(parent, 0) for parent in node.parents), default=0)
         depths[node] = before + (node.kind is Kind.LINEAR)
-    return depths[end]
+    return depths.get(end, 0)
 
 
 def _preactivation(fork: Node) -> list[Node]:

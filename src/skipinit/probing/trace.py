@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .adds import TracedAdd, classify, is_recurrent
+from .adds import TracedAdd, classify, is_recurrent, sees_skip
 from .moments import StatisticsBuffer, channel_statistics
 from .operations import (
     ADDITIONS,
@@ -31,11 +31,13 @@ from .operations import (
     channels_of,
     is_factory,
     kind_of,
+    part_of,
     storage_of,
     tensors_in,
     written_by,
 )
 
+_JOINS = (Kind.ATTENTION, Kind.OTHER)
 _RECURRENT = "it joins the gates of a recurrent layer"
 
 
@@ -170,6 +172,8 @@ class Tracer(TorchDispatchMode):
         kind = kind_of(operation, operands, bool(learned))
         node = self._node(kind, parents, learned)
         node.sources = self._sources(node, tensors, infos)
+        read = [(t, info.node) for t, info in zip(tensors, data, strict=True) if info is not None]
+        node.parts = tuple((parent, part) for t, parent in read if (part := part_of(t)) is not None)
         node.constant = _constant(operation, args) if kind is Kind.SCALE else 1.0
         add = None
         if parents:
@@ -226,9 +230,9 @@ class Tracer(TorchDispatchMode):
                 continue
             if not node.parents:
                 found.append(self._leaf(tensor).node if info is None else info.node)
-            elif info is not None and (info.node.layered or node.kind is Kind.OTHER):
+            elif info is not None and (info.node.layered or node.kind in _JOINS):
                 found.append(info.node)
-            elif info is None and node.kind is Kind.OTHER and self._parameters_in(storage_of(tensor)):
+            elif info is None and node.kind in _JOINS and self._parameters_in(storage_of(tensor)):
                 found.append(self._leaf(tensor).node)
         return tuple(dict.fromkeys(found))
 
@@ -280,6 +284,12 @@ class Tracer(TorchDispatchMode):
             self.rejected[paths] += 1
             return None
         skip, branch = operands[paths.skip_operand], operands[1 - paths.skip_operand]
+        if operation == "sub" and paths.skip_operand == 1:
+            self.rejected["it takes the identity away: f(x) - x"] += 1
+            return None
+        if operation != "sum" and not sees_skip(paths, skip.info.node, part_of(skip.tensor)):
+            self.rejected["the operands come from different parts of one tensor"] += 1
+            return None
         node.kind, node.stream = Kind.RESIDUAL, skip.info.node
         shape = tuple(skip.tensor.shape)
         add = TracedAdd(node, operation, shape, paths, skip.info.node, branch.info.node)
