@@ -57,11 +57,12 @@ TIMM_BLOCKS: dict[str, Adds] = {
     "hieradet_sam2.MultiScaleBlock": 2, "MetaNeXtBlock": 1, "RepDepthwiseSeparable": "use_shortcut",
     "LevitBlock": 2, "LevitDownsample": 1, "GatedConvBlock": 1, "PartitionAttentionCl": 2,
     "mvitv2.MultiScaleBlock": 2, "mvitv2.MultiScaleAttention": "residual_pooling", "NextConvBlock": 2,
-    "NextTransformerBlock": 3, "rdnet.Block": 0, 
+    "NextTransformerBlock": 3, "rdnet.Block": 0,
     "RepGhostBottleneck": 1, "RepGhostModule": lambda m: len(m.fusion_bn), "RepViTBlock": 1, "RepVggDw": 1,
     "RepVitDownsample": 1, "Bottle2neck": 1, "LinearBottleneck": "use_shortcut", "SEResNetBlock": 1,
-    "shvit.BasicBlock": 0, "starnet.Block": 1, "ConvEncoder": 1, 
-    "EfficientAdditiveAttention": 1, "visformer.Block": lambda m: 1 + (m.attn is not None), "LocalRepresentation": 1,
+    "shvit.BasicBlock": 0, "starnet.Block": 1, "ConvEncoder": 1,
+    "EfficientAdditiveAttention": 1, "visformer.Block": lambda m: 1 + (m.attn is not None),
+    "LocalRepresentation": 1,
     "SwinTransformerV2CrBlock": 2, "tiny_vit.MBConv": 1, "TinyVitBlock": 2, "tnt.Block": 4,
     "twins.PosConv": lambda m: int(m.stride == 1), "MbConvLNBlock": 1, "Outlooker": 2, "volo.Transformer": 2,
     "nasnet.CellStem0": 4, "nasnet.CellStem1": 1, "FirstCell": 1, "NormalCell": 1, "ReductionCell0": 1,
@@ -177,7 +178,8 @@ relative to the largest output. Doubtful adds have [two readings](probe.md#what-
 
 The counts come from reading the source of each block, and the table is no test on unseen models: where finder
 and count differed, one of them was wrong, and several times it was the finder, whose rule was mended
-(GhostNet, CoaT, EfficientViM, EfficientViT, FastViT, EdgeNeXt, Hiera, Res2Net, SAM). Counts that were corrected after a
+(GhostNet, CoaT, EfficientViM, EfficientViT, FastViT, EdgeNeXt, Hiera, Res2Net, SAM).
+Counts that were corrected after a
 look at what was found: GCViT, Sequencer, RelPos, MobileOne, RepGhost, SwiftFormer, NASNet, PNASNet."""
 
 
@@ -290,7 +292,7 @@ def _train_at(rate: float, converted: nn.Module, inputs: Any) -> str:
         out = out if isinstance(out, torch.Tensor) else out[0]
         trainer.step(nn.functional.cross_entropy(out if out.dim() == 2 else out[:, 0], labels))
     first, last, steps = trainer.losses[0], trainer.losses[-1], len(trainer.losses)
-    text = f"{first:.2f} to {last:.2f}" + (f" in {steps}" if steps < STEPS else "")
+    text = f"{first:.3g} to {last:.3g}" + (f" in {steps}" if steps < STEPS else "")
     return text if last < first else f"**{text}**"
 
 
