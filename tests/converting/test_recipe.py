@@ -93,13 +93,14 @@ def test_find_rate_leaves_all_as_it_was_and_finds_the_best_of_a_sweep(tmp_path):
     losses = {}
     for power in range(-8, 3):
         trained = copy.deepcopy(model).train()
-        recipe = skipinit.recipe(trained, 2.0**power, warm_up=4)
+        recipe = skipinit.recipe(trained, 2.0**power, steps=24, warm_up=4)
         for step in range(24):
             x, y = batches()[step % 4]
             recipe.step(F.cross_entropy(trained(x), y))
-        losses[2.0**power] = sum(recipe.losses[-6:]) / 6
-    best = min(losses, key=losses.__getitem__)
-    assert best / 2 <= found.rate <= best * 2
+        losses[2.0**power] = sum(recipe.losses[-2:]) / 2
+    assert found.rate == min(losses, key=losses.__getitem__)
+    for rate, loss in found.losses.items():
+        assert loss == pytest.approx(losses[rate])
     found.plot(tmp_path / "rate.svg")
     assert "<svg" in (tmp_path / "rate.svg").read_text()
     assert str(found).startswith(f"rate {found.rate:.3g}; loss after 24 steps")
