@@ -2,9 +2,9 @@
 
     python benchmarks/rates.py --out FILE.json [--only NAME] [--steps 200] [--seed 0]
 
-Prints the mean loss of the last 20 steps for each way and rate, and the rate that `find_rate` gives. Plain SGD
-has the recipe's momentum, decay and schedule, but neither clips nor warms up. Networks, on digits: a
-BasicBlock ResNet of 9 blocks and a vision transformer of 4 pre-norm layers, both for 8 x 8 pixels, and this
+Prints the mean loss of the last 20 steps for each way and rate, and the rate that `find_rate` gives.
+Plain SGD has the recipe's momentum, decay and schedule, but neither clips nor warms up. Networks, on digits:
+a BasicBlock ResNet of 9 blocks and a vision transformer of 4 pre-norm layers, both for 8 x 8 pixels, and this
 package's WRN-16-1 for 16 x 16. Batches of 64. What FILE.json has is not trained again.
 """
 
