@@ -78,7 +78,7 @@ def convert(
         exclude: modules to leave as they are, with all in them: names, in which * stands for anything, or
             types.
         only: change nothing outside of these modules.
-        norms: types of your own that are nothing but norms, beside those with "norm" in their name.
+        norms: types of your own that are nothing but norms, beside those that call torch's or use rsqrt.
         strict: raise an error instead of leaving a branch without its scalar or a norm in its place.
         seed: draw the new weights from this seed and leave torch's generators alone; else draw from torch's.
 
@@ -198,7 +198,8 @@ def _check_flow(model: nn.Module, flow: Flow, keep_function: bool) -> None:
         raise SkipinitError(f"{name} has no residual add, x + f(x) with layers in f: nothing to scale")
     if not flow.norms:
         raise SkipinitError(
-            f"{name} has no normalization that these inputs reach: there is nothing to remove"
+            f"{name} has no normalization that these inputs reach: there is nothing to remove; name types of "
+            "your own with norms="
         )
     if keep_function and not any(is_batch_norm(model.get_submodule(norm)) for norm in flow.norms):
         kind = type(model.get_submodule(flow.norms[0])).__name__
