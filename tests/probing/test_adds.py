@@ -11,7 +11,6 @@ from torch.nn import functional as F
 
 from skipinit.nets.create import create_model
 from skipinit.probing.measure import find_residual_adds, probe
-from skipinit.probing.trace import ModuleNames
 from support.probe_models import (
     Bottleneck,
     ConvNeXt,
@@ -396,14 +395,3 @@ def test_the_papers_networks(name, options, count):
             "head.relu0",
         ]
         assert [add.activation for add in adds] == relus
-
-
-def test_names_are_those_of_named_modules():
-    """Also for a module in two places, and for one that its parent has let go of."""
-    shared = nn.Linear(6, 6)
-    model = nn.ModuleDict({"a": nn.Sequential(nn.Sequential(shared), nn.ReLU()), "b": shared, "c": nn.Tanh()})
-    names = ModuleNames(model)
-    assert {names.of(module): module for module in model.modules()} == dict(model.named_modules())
-    assert nn.Linear(6, 6) not in names
-    lost = model.pop("c")
-    assert names.of(lost) == "Tanh"

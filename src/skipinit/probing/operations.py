@@ -104,7 +104,7 @@ def part_of(tensor: Tensor) -> Part | None:
     """Which part of its storage the tensor is; None if it is all of it."""
     if tensor.numel() * tensor.itemsize >= tensor.untyped_storage().nbytes():
         return None
-    return Part(tensor.storage_offset(), tensor.shape, tensor.stride())
+    return Part(int(tensor.storage_offset()), tensor.shape, tensor.stride())
 
 
 @dataclass(eq=False, slots=True)

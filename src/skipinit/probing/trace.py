@@ -41,31 +41,6 @@ _JOINS = (Kind.ATTENTION, Kind.OTHER)
 _RECURRENT = "it joins the gates of a recurrent layer"
 
 
-class ModuleNames:
-    """The names of `named_modules`, built on demand: only the parent of each module is stored."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
-        self._parents = {
-            module: model.get_submodule(name.rpartition(".")[0])
-            for name, module in model.named_modules()
-            if module is not model
-        }
-
-    def __contains__(self, module: nn.Module) -> bool:
-        return module is self._model or module in self._parents
-
-    def of(self, module: nn.Module) -> str:
-        """The path from the model to the module; empty for the model itself."""
-        keys: list[str] = []
-        while module is not self._model:
-            parent = self._parents[module]
-            found = (key for key, child in parent._modules.items() if child is module)
-            keys.append(next(found, type(module).__name__))  # A forward may have replaced it.
-            module = parent
-        return ".".join(reversed(keys))
-
-
 class ModuleCall(NamedTuple):
     """A module that is running."""
 
@@ -103,7 +78,7 @@ class Tracer(TorchDispatchMode):
         self.rejected: Counter[str] = Counter()
         """How many additions are not residual, by reason."""
         self._order = 0
-        self._names = ModuleNames(model)
+        self._names = {module: name for name, module in model.named_modules()}
         self._calls = [ModuleCall(model, "", 0)]
         self._infos: WeakKeyDictionary[Any, TensorInfo] = WeakKeyDictionary()
         self._owners: dict[Any, nn.Module] = {}
@@ -141,7 +116,7 @@ class Tracer(TorchDispatchMode):
     def _enter_module(self, module: nn.Module, _: Any) -> None:
         if module in self._names:
             self._order += 1
-            self._calls.append(ModuleCall(module, self._names.of(module), self._order))
+            self._calls.append(ModuleCall(module, self._names[module], self._order))
 
     def _leave_module(self, module: nn.Module, *_: Any) -> None:
         if module in self._names:
@@ -262,7 +237,7 @@ class Tracer(TorchDispatchMode):
         owner = self._owners.get(storage)
         if owner is None:
             return ()
-        named = owner.named_parameters(self._names.of(owner), recurse=False)
+        named = owner.named_parameters(self._names[owner], recurse=False)
         return tuple(name for name, parameter in named if storage_of(parameter) is storage)
 
     def _find_add(
