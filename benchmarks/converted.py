@@ -33,13 +33,12 @@ from skipinit.data.images import load
 from skipinit.provenance import Provenance
 
 BATCH, LENGTH, BYTES = 16, 64, 256
-TRIAL = 60
+TRIAL = 40
 """Steps for each rate of `find_rate`."""
-SMALL = {"img_size": 32, "patch_size": 8}
+SMALL = {"img_size": 32, "patch_size": 16}
 TIMM: dict[str, dict[str, Any]] = {
-    "resnet10t": {}, "regnety_002": {}, "efficientnet_b0": {}, "mobilenetv3_small_050": {},
-    "convnext_atto": {"patch_size": 2}, "poolformer_s12": {}, "vit_tiny_patch16_224": SMALL,
-    "xcit_nano_12_p16_224": {"img_size": 32},
+    "resnet10t": {}, "regnety_002": {}, "tinynet_e": {}, "mobilenetv3_small_050": {}, "convnext_atto": {},
+    "poolformer_s12": {}, "vit_tiny_patch16_224": SMALL, "xcit_nano_12_p16_224": {"img_size": 32},
 }  # fmt: skip
 WIDTH, LAYERS, HEADS = 64, 4, 4
 USUAL = {
