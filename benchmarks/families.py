@@ -176,8 +176,8 @@ blocks of the model or from its configuration, and both conversions. One run of
 largest branch share afterwards, which is 0 where every branch has its scalar; "at the add" counts scalars of
 branches that no module of their own ends. *Loss*: the first and the last of {steps} steps of
 `skipinit.recipe` on one batch of 2 random inputs, or as many steps as {seconds} s of processor time allow;
-the rate is 0.05, or also 0.005 where the loss did not fall. *`keep_function`*: the largest change of an output in
-evaluation mode, relative to the largest output. Doubtful adds have
+the rate is 0.05, or also 0.005 where the loss did not fall. *`keep_function`*: the largest change of an
+output in evaluation mode, relative to the largest output. Doubtful adds have
 [two readings](probe.md#what-counts-as-a-residual-add).
 
 The counts come from reading the source of each block, and the table is no test on unseen models: where finder
