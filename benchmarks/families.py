@@ -1,15 +1,17 @@
 """Probe and convert one small model of many families, and write what came out as a table.
 
-    python benchmarks/families.py [--only NAME] [--out docs/families.md]
+    python benchmarks/families.py --rows FILE.json [--only NAME] [--out docs/families.md]
 
-timm and transformers must be installed. The wanted number of residual adds is not traced: it is counted from
-the blocks that the model consists of, by what their source says, or from the configuration.
+The wanted number of residual adds is not traced: it is counted from the blocks that the model consists of, by
+what their source says, or from the configuration. Rows that FILE.json has are not made again. timm and
+transformers must be installed.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import json
 import math
 import time
 import warnings
@@ -170,7 +172,7 @@ _HEAD = """# Families
 
 One small model of each family: the residual adds that `probe` finds, beside the number counted from the
 blocks of the model or from its configuration, and both conversions. One run of
-`python benchmarks/families.py --out docs/families.md`: {about}.
+`python benchmarks/families.py --rows FILE.json --out docs/families.md`: {about}.
 
 *As counted* is "yes" or the number that was counted. *From scratch*: how many norms were removed and the
 largest branch share afterwards, which is 0 where every branch has its scalar; "at the add" counts scalars of
@@ -321,8 +323,10 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", default="", help="families whose name contains this")
+    parser.add_argument("--rows", type=Path, required=True, help="what was found, as JSON")
     parser.add_argument("--out", type=Path, help="write the table there")
     options = parser.parse_args()
+    rows = json.loads(options.rows.read_text()) if options.rows.exists() else {}
     lines = [
         "| model | adds found | as counted | from scratch | loss | `keep_function` |",
         "| --- | --- | --- | --- | --- | --- |",
@@ -334,10 +338,13 @@ def main() -> None:
     for case in cases():
         if options.only.lower() not in case.name.lower():
             continue
-        try:
-            cells = row(case)
-        except Exception as error:
-            cells = [case.name, "-", _reason(error), "-", "-", "-"]
+        if case.name not in rows:
+            try:
+                rows[case.name] = row(case)
+            except Exception as error:
+                rows[case.name] = [case.name, "-", _reason(error), "-", "-", "-"]
+            options.rows.write_text(json.dumps(rows))
+        cells = rows[case.name]
         exact += cells[2] == "yes"
         lines.append(f"| {' | '.join(cells)} |")
         print(lines[-1], flush=True)
