@@ -1,6 +1,6 @@
 """Probe and convert one small model of many families, and write what came out as a table.
 
-    python benchmarks/families.py --rows FILE.json [--only NAME] [--out docs/families.md]
+    python benchmarks/families.py --rows FILE.json [--only NAME] [--counts] [--out docs/families.md]
 
 The wanted number of residual adds is not traced: it is counted from the blocks that the model consists of, by
 what their source says, or from the configuration. Rows that FILE.json has are not made again. timm and
@@ -250,14 +250,17 @@ def _timm_adds(model: nn.Module) -> int:
     return total
 
 
-def row(case: Case) -> list[str]:
-    """One line of the table."""
+def row(case: Case, counts: bool) -> list[str]:
+    """One line of the table; with `counts`, without the conversions."""
     torch.manual_seed(0)
     model = case.build()
     wanted = case.wanted(model)
     adds = skipinit.find_residual_adds(model, case.inputs)
     found = f"{len(adds)}" + (f" ({case.doubtful} doubtful)" if case.doubtful else "")
     as_counted = len(adds) == wanted and sum(bool(add.doubt) for add in adds) == case.doubtful
+    exact = "yes" if as_counted else f"**{wanted}**"
+    if counts:
+        return [case.name, found, exact, "-", "-", "-"]
     loss = "-"
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -271,7 +274,6 @@ def row(case: Case) -> list[str]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         kept = _attempt(lambda: f"{skipinit.convert(model, case.inputs, keep_function=True).difference:.0e}")
-    exact = "yes" if as_counted else f"**{wanted}**"
     return [case.name, found, exact, scratch + (", warned" if warned else ""), loss, kept]
 
 
@@ -323,6 +325,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", default="", help="families whose name contains this")
+    parser.add_argument("--counts", action="store_true", help="count the adds and convert nothing")
     parser.add_argument("--rows", type=Path, required=True, help="what was found, as JSON")
     parser.add_argument("--out", type=Path, help="write the table there")
     options = parser.parse_args()
@@ -340,7 +343,7 @@ def main() -> None:
             continue
         if case.name not in rows:
             try:
-                rows[case.name] = row(case)
+                rows[case.name] = row(case, options.counts)
             except Exception as error:
                 rows[case.name] = [case.name, "-", _reason(error), "-", "-", "-"]
             options.rows.write_text(json.dumps(rows))
