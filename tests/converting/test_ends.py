@@ -453,3 +453,18 @@ def test_first_loss_is_near_that_of_chance():
 def test_function_under_another_name():
     """The lambda's own layers: what the block's forward calls is part of the block."""
     assert convert(Function(lambda m, x: x + F.gelu(m.a(m.norm(x)))), X).num_blocks == 1
+
+
+def test_signal_that_fades_is_named():
+    """Layers without a skip, as in EfficientNets: only their norms kept the signal alive."""
+
+    class Fade(nn.Module):
+        def forward(self, x):
+            return 0.01 * x
+
+    def fading():
+        return nn.Sequential(nn.Linear(6, 6), Fade(), nn.BatchNorm1d(6))
+
+    block = Block(ENDS["function"])
+    with pytest.warns(UserWarning, match=r"signal fades on its way.*deviation of [0-9]e-0[4-9]"):
+        convert(nn.Sequential(block, fading(), fading(), nn.Linear(6, 3)), X, seed=0)

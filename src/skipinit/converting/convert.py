@@ -32,6 +32,8 @@ from .removal import unreached_norms
 from .selection import Choice, Selection, make_selection
 from .surgery import Surgery, disable_inplace
 
+_VANISHED = 1e-3
+"""Standard deviation of outputs from which nothing is learned."""
 _FIRST_OUTPUTS = 1.0
 """Standard deviation of the first outputs: the cross-entropy is within 1/2 of that of chance."""
 
@@ -264,6 +266,12 @@ def _start_classifier(model: nn.Module, classifier: str, inputs: Inputs, plan: P
     if any(isinstance(module, nn.Embedding) and module.weight is weight for module in model.modules()):
         return
     spread = spread_of_output(layer, model, inputs)
+    if spread < _VANISHED:
+        warnings.warn(
+            f"the signal fades on its way: the outputs have a standard deviation of {spread:.0e}; layers "
+            "that no skip leads around need their norms, exclude= keeps them",
+            stacklevel=3,
+        )
     if plan.classifier_init == "zero":
         weight.zero_()
     elif spread > _FIRST_OUTPUTS and math.isfinite(spread):
