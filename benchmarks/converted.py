@@ -149,11 +149,13 @@ def measure(case: Case, steps: int) -> dict[str, Any]:
     return {**result, "tried": {str(rate): loss for rate, loss in found.losses.items()}}
 
 
-def show(losses: list[float], steps: int) -> str:
-    """The first loss and the mean of the last 20."""
-    last = fmean(losses[-20:]) if len(losses) == steps else math.nan
-    words = f"{losses[0]:.2f} to " + (f"{last:.2f}" if math.isfinite(last) else f"{losses[-1]:.3g}, diverges")
-    return words if last < losses[0] else f"**{words}**"
+def show(losses: list[float], steps: int, classes: int) -> str:
+    """The first loss and the mean of the last 20; in bold where that is not below the loss of guessing."""
+    if len(losses) < steps or not math.isfinite(losses[-1]):
+        return f"**{losses[0]:.2f}, diverges**"
+    last = fmean(losses[-20:])
+    words = f"{losses[0]:.2f} to {last:.2f}"
+    return words if last < 0.99 * math.log(classes) else f"**{words}**"
 
 
 def main() -> None:
@@ -179,7 +181,7 @@ def main() -> None:
             results[case.name] = measure(case, options.steps)
             options.out.write_text(json.dumps(results))
         found = results[case.name]
-        ways = [show(found[way], options.steps) for way in ("with norms", "plain", "recipe")]
+        ways = [show(found[way], options.steps, case.classes) for way in ("with norms", "plain", "recipe")]
         print(f"| {case.name} | 2^{math.log2(found['rate']):.0f} | {' | '.join(ways)} |", flush=True)
 
 
