@@ -125,7 +125,7 @@ class RateSearch:
     """The result of `find_rate`."""
 
     rate: float
-    """The one with the lowest loss."""
+    """The one with the lowest loss, or half of it where twice that rate diverged."""
     losses: dict[float, float]
     """For each rate, the mean loss over the last tenth of its steps; infinity where it diverged."""
     steps: int
@@ -200,6 +200,8 @@ def find_rate(
         best = near
     if not math.isfinite(tried[best]):
         raise SkipinitError(f"{type(model).__name__} diverges at every rate down to 2^{_LOWEST}")
+    if math.isinf(tried.get(best + 1, 0.0)) and best > _LOWEST:
+        best -= 1  # A longer training stays near its peak for longer, so what nearly diverged may do so.
     return RateSearch(2.0**best, {2.0**power: value for power, value in tried.items()}, steps)
 
 
