@@ -1,6 +1,7 @@
 """What probing costs: time beside a plain forward pass, and extra memory at two depths.
 
-    python benchmarks/probe.py [--device cuda] [--batch 32] [--repeats 5] [--processes 3] [--out FILE]
+    python benchmarks/probe.py [--device cuda] [--only NAME] [--batch 32] [--repeats 5] [--processes 3]
+        [--out FILE]
 
 Each model has processes of its own. In one, plain and probed passes take turns; times are medians. In a few
 others, extra memory is how much the peak rises when a probe follows three plain passes, which have brought
@@ -27,7 +28,8 @@ import torch
 import skipinit
 from skipinit.probing.measure import probe
 
-MODELS = ("wrn100_2", "wrn1000_2")
+MODELS = {"wrn100_2": 32, "wrn1000_2": 32, "resnet50_v1": 224, "vit_s": 224}
+"""With the size of their images. ViT-S is transformers'."""
 
 
 Pass = Callable[[], None]
@@ -36,8 +38,8 @@ Pass = Callable[[], None]
 def make_passes(name: str, device: str, batch_size: int) -> tuple[Pass, Pass]:
     """A plain forward pass and a probe of the same model and batch."""
     torch.manual_seed(0)
-    model = skipinit.create_model(name, scheme="batchnorm").to(device)
-    batch = torch.randn(batch_size, 3, 32, 32).to(device)
+    model = (_vit() if name == "vit_s" else skipinit.create_model(name, scheme="batchnorm")).to(device)
+    batch = torch.randn(batch_size, 3, MODELS[name], MODELS[name]).to(device)
     probe(skipinit.create_model("wrn10_1").to(device), batch[:2])  # What is loaded on first use is no cost.
 
     def forward() -> None:
@@ -48,6 +50,14 @@ def make_passes(name: str, device: str, batch_size: int) -> tuple[Pass, Pass]:
         probe(model, batch)
 
     return forward, probed
+
+
+def _vit() -> torch.nn.Module:
+    from transformers import ViTConfig, ViTModel
+
+    options = {"hidden_size": 384, "num_attention_heads": 6, "intermediate_size": 1536}
+    model: torch.nn.Module = ViTModel(ViTConfig(**options)).train()
+    return model
 
 
 def time_passes(forward: Pass, probed: Pass, device: str, repeats: int) -> dict[str, float]:
@@ -67,11 +77,13 @@ def weigh_passes(forward: Pass, probed: Pass, device: str) -> dict[str, float]:
 
 
 def _seconds(run: Pass, device: str) -> float:
-    start = time.perf_counter()
+    # On the CPU processor time, so that other processes do not count.
+    clock = time.perf_counter if device == "cuda" else time.process_time
+    start = clock()
     run()
     if device == "cuda":
         torch.cuda.synchronize()
-    return time.perf_counter() - start
+    return clock() - start
 
 
 def _peak(device: str) -> float:
@@ -107,6 +119,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--only", default="", help="models whose name contains this")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--processes", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=5)
@@ -123,10 +136,12 @@ def main() -> None:
         return
     machine = torch.cuda.get_device_name() if options.device == "cuda" else platform.machine()
     threads = torch.get_num_threads()
-    print(f"batch of {options.batch}x3x32x32, {machine}, {threads} threads, torch {torch.__version__}")
+    print(f"batch of {options.batch}, {machine}, {threads} threads, torch {torch.__version__}")
     print("model       forward s   probe s   ratio   forward peak MiB   extra peak MiB (range)")
     results = {}
     for name in MODELS:
+        if options.only not in name:
+            continue
         found = results[name] = measure(name, options)
         low, high = found["extra_peak_mib_range"]
         print(

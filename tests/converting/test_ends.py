@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from skipinit import convert, probe
+from skipinit import convert
 from skipinit.converting.sites import ScaledAdds
 from skipinit.errors import SkipinitError
 from support.convert_models import TiedNorm, scalars, with_statistics
@@ -394,20 +394,31 @@ def test_balance_is_the_same_before_and_after_where_the_function_is():
     assert shares[0] == pytest.approx(shares[1], rel=1e-9)
 
 
-def test_complex_weights_are_not_quantized():
+class UnitPower(nn.Module):
+    """Takes complex values, as torch's own norms do not."""
+
+    def forward(self, x):
+        return x / x.abs().square().mean(-1, keepdim=True).sqrt()
+
+
+def test_complex_weights():
     class Spectral(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.weight = nn.Parameter(torch.randn(6, 6, dtype=torch.complex64))
-            self.norm = nn.LayerNorm(6)
+            self.norm, self.layer = UnitPower(), nn.Linear(64, 64, dtype=torch.complex64)
 
         def forward(self, x):
-            return x + torch.fft.ifft(torch.fft.fft(self.norm(x).to(torch.complex64)) @ self.weight)
+            return x + self.layer(torch.fft.fft(self.norm(x)))
 
-    model = nn.Sequential(Spectral())
-    x = torch.complex(X, X)
-    model[0].norm = nn.Sequential()  # A norm that takes complex values is one's own.
-    assert len(probe(model, x).rows) == 1
+    x = torch.randn(8, 64, dtype=torch.complex64)
+    conversion = convert(nn.Sequential(Spectral(), Spectral()), x, norms=UnitPower, seed=0)
+    assert conversion.num_norms == 2
+    assert [row.branch_share for row in conversion.after.rows] == [0.0, 0.0]
+    assert torch.equal(conversion.model(x), x)
+    weight = conversion.model[0].layer.weight  # He: E|w|^2 = 2 / fan-in
+    assert weight.abs().square().mean().item() == pytest.approx(2 / 64, rel=0.1)
+    conversion.model(x).abs().square().sum().backward()
+    assert all(scalar.grad != 0 for scalar in scalars(conversion.model).values())
 
 
 def test_tied_embedding_is_not_redrawn():
@@ -442,3 +453,18 @@ def test_first_loss_is_near_that_of_chance():
 def test_function_under_another_name():
     """The lambda's own layers: what the block's forward calls is part of the block."""
     assert convert(Function(lambda m, x: x + F.gelu(m.a(m.norm(x)))), X).num_blocks == 1
+
+
+def test_signal_that_fades_is_named():
+    """Layers without a skip, as in EfficientNets: only their norms kept the signal alive."""
+
+    class Fade(nn.Module):
+        def forward(self, x):
+            return 0.01 * x
+
+    def fading():
+        return nn.Sequential(nn.Linear(6, 6), Fade(), nn.BatchNorm1d(6))
+
+    block = Block(ENDS["function"])
+    with pytest.warns(UserWarning, match=r"signal fades on its way.*deviation of [0-9]e-0[4-9]"):
+        convert(nn.Sequential(block, fading(), fading(), nn.Linear(6, 3)), X, seed=0)

@@ -138,10 +138,20 @@ class Detector(Plain):
         return super().forward(torch.cat([image.sum(0, keepdim=True) for image in images]))
 
 
+class Masked(Plain):
+    """May have a mask, which is no label."""
+
+    def forward(self, x, mask=None):
+        assert mask is None or mask.shape == (8, 1)
+        return super().forward(x if mask is None else x * mask)
+
+
 TARGETS = [{"boxes": torch.ones(1, 4), "labels": torch.ones(1, dtype=torch.int64)}] * 2
 BATCHES = {
     "images and labels of a data loader": (Plain, (X, torch.arange(8))),
     "the same as a list": (Plain, [X, torch.arange(8)]),
+    "where forward may have a second argument": (Masked, [X, torch.arange(8)]),
+    "a second argument": (Masked, (X, torch.ones(8, 1))),
     "more than two": (Plain, (X, torch.arange(8), torch.arange(8))),
     "a detector's images and targets": (Detector, ([X, X[:3]], TARGETS)),
     "a detector's images": (Detector, [X, X[:3]]),

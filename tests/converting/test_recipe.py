@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import skipinit
+from skipinit.converting import recipe as module
 from skipinit.converting.recipe import stuck
 from skipinit.errors import ConfigError
 from support.convert_models import CifarResNet, scalars
@@ -93,16 +94,30 @@ def test_find_rate_leaves_all_as_it_was_and_finds_the_best_of_a_sweep(tmp_path):
     losses = {}
     for power in range(-8, 3):
         trained = copy.deepcopy(model).train()
-        recipe = skipinit.recipe(trained, 2.0**power, warm_up=4)
+        recipe = skipinit.recipe(trained, 2.0**power, steps=24, warm_up=4)
         for step in range(24):
             x, y = batches()[step % 4]
             recipe.step(F.cross_entropy(trained(x), y))
-        losses[2.0**power] = sum(recipe.losses[-6:]) / 6
+        losses[2.0**power] = sum(recipe.losses[-2:]) / 2
     best = min(losses, key=losses.__getitem__)
-    assert best / 2 <= found.rate <= best * 2
+    diverged = math.isinf(found.losses.get(2 * best, 0.0))
+    assert found.rate == (best / 2 if diverged else best)
+    for rate, loss in found.losses.items():
+        assert math.isinf(loss) or loss == pytest.approx(losses[rate])
     found.plot(tmp_path / "rate.svg")
     assert "<svg" in (tmp_path / "rate.svg").read_text()
     assert str(found).startswith(f"rate {found.rate:.3g}; loss after 24 steps")
+
+
+@pytest.mark.parametrize(("beyond", "rate"), [(5.0, 0.5), (math.inf, 0.25)])
+def test_rate_keeps_its_distance_from_divergence(monkeypatch, beyond, rate):
+    """The lowest loss is at 1/2. If twice that diverges, a longer training may do so at 1/2."""
+
+    def losses(model, batches, loss, rate, steps, options):
+        return [3.0, beyond if rate > 0.5 else 2 - rate]
+
+    monkeypatch.setattr(module, "_train_copy", losses)
+    assert skipinit.find_rate(nn.Linear(2, 2), batches(), steps=2).rate == rate
 
 
 def test_converted_network_trains_by_the_recipe():

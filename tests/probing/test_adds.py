@@ -11,7 +11,6 @@ from torch.nn import functional as F
 
 from skipinit.nets.create import create_model
 from skipinit.probing.measure import find_residual_adds, probe
-from skipinit.probing.trace import ModuleNames
 from support.probe_models import (
     Bottleneck,
     ConvNeXt,
@@ -142,7 +141,8 @@ RESIDUAL = {
     "functional": (lambda m, x: x + (x @ m.table.T).relu() @ m.table, 0),
     "sparse mixing": (lambda m, x: x + torch.sparse.mm(torch.eye(4).to_sparse(), m.a(x)), 0),
     "attention": (lambda m, x: x + F.scaled_dot_product_attention(m.a(x), m.b(x), m.c(x)), 0),
-    "halves of one tensor": (lambda m, x: x[:2] + m.a(x[2:]), 0),
+    "overlapping parts": (lambda m, x: x[:3] + m.a(x[1:]), 0),
+    "attention beside a projection": (lambda m, x: m.d(x) + m.b(_fused(m.a(x)[None, None])), 0),
     "interpolation": (lambda m, x: torch.lerp(x, m.a(x), 0.3), 0),
     "interpolation by a learned scalar": (lambda m, x: torch.lerp(x, m.a(x), m.scalar), 0),
     "some of the examples": (lambda m, x: x.index_add(0, torch.tensor([0, 2]), m.a(x[::2])), 0),
@@ -155,6 +155,10 @@ RESIDUAL = {
     "learned query, attention": (lambda m, x: m.table + _attention(m, m.table, x), 0),
     "query of zeros": (lambda m, x: (q := torch.zeros(4, 6)) + _attention(m, q + m.table, x), 0),
 }
+
+
+def _fused(x):
+    return F.scaled_dot_product_attention(x, x, x)[0, 0]
 
 
 def _attention(m, query, x):
@@ -176,8 +180,9 @@ def test_several_skips():
     long = Function(lambda m, x: (y := x + m.a(x)) is not None and x + m.c((y + m.b(y)).relu()))
     adds = find_residual_adds(long, VECTORS)
     assert [(add.skip_operand, add.nested) for add in adds] == [(0, False), (0, False), (0, True)]
+    # Additive coupling: the first branch sees nothing of its skip, the second does through the first sum.
     reversible = Function(lambda m, x: (y := x[:2] + m.a(x[2:])) is not None and x[2:] + m.b(y))
-    assert len(find_residual_adds(reversible, VECTORS)) == 2
+    assert [add.branch_modules for add in find_residual_adds(reversible, VECTORS)] == [("a", "b")]
 
 
 def _gelu_by_hand(m, x):
@@ -193,6 +198,13 @@ def _rotary(m, x):
 def _pyramid(m, x):
     top = x + m.a(x)  # the one residual add
     return m.b(x) + F.interpolate(m.c(top.relu())[None], scale_factor=1)[0]
+
+
+def _cascade(m, x):
+    """Res2Net's: each part of the channels is added to what a layer made of the parts before."""
+    first, second, third = x.unbind(1)
+    total = F.linear(first, m.table[:2, :2]) + second
+    return F.linear(total, m.table[:2, :2]).relu() + third
 
 
 NOT_RESIDUAL = {
@@ -213,6 +225,13 @@ NOT_RESIDUAL = {
     "sum of losses": lambda m, x: m.a(x).square().mean() + m.b(m.a(x)).square().mean(),
     "concatenation": lambda m, x: torch.cat([x, m.a(x)], 1),
     "handwritten norm": lambda m, x: m.a((x - x.mean(1, keepdim=True)) / x.var(1, keepdim=True).sqrt()),
+    "parts of one tensor": lambda m, x: x[:2] + m.a(x[2:]),
+    "channels of one tensor": lambda m, x: (
+        (h := m.a(x)[:, None]) is not None and _cascade(m, h.view(4, 3, 2))
+    ),
+    "identity taken away": lambda m, x: m.a(x) - x,
+    "attention scores and a learned bias": lambda m, x: (q := m.a(x)) @ q.T + q @ m.table.T,
+    "global and local values": lambda m, x: m.d(v := m.c(x)) + m.a(m.b(x).relu()) @ x.T @ v,
     "broadcast": lambda m, x: x + m.a(x.mean(0, keepdim=True)),
 }
 
@@ -376,14 +395,3 @@ def test_the_papers_networks(name, options, count):
             "head.relu0",
         ]
         assert [add.activation for add in adds] == relus
-
-
-def test_names_are_those_of_named_modules():
-    """Also for a module in two places, and for one that its parent has let go of."""
-    shared = nn.Linear(6, 6)
-    model = nn.ModuleDict({"a": nn.Sequential(nn.Sequential(shared), nn.ReLU()), "b": shared, "c": nn.Tanh()})
-    names = ModuleNames(model)
-    assert {names.of(module): module for module in model.modules()} == dict(model.named_modules())
-    assert nn.Linear(6, 6) not in names
-    lost = model.pop("c")
-    assert names.of(lost) == "Tanh"

@@ -32,6 +32,8 @@ from .removal import unreached_norms
 from .selection import Choice, Selection, make_selection
 from .surgery import Surgery, disable_inplace
 
+_VANISHED = 1e-3
+"""Standard deviation of outputs from which nothing is learned."""
 _FIRST_OUTPUTS = 1.0
 """Standard deviation of the first outputs: the cross-entropy is within 1/2 of that of chance."""
 
@@ -78,7 +80,7 @@ def convert(
         exclude: modules to leave as they are, with all in them: names, in which * stands for anything, or
             types.
         only: change nothing outside of these modules.
-        norms: types of your own that are nothing but norms, beside those with "norm" in their name.
+        norms: types of your own that are nothing but norms, beside those that call torch's or use rsqrt.
         strict: raise an error instead of leaving a branch without its scalar or a norm in its place.
         seed: draw the new weights from this seed and leave torch's generators alone; else draw from torch's.
 
@@ -198,7 +200,8 @@ def _check_flow(model: nn.Module, flow: Flow, keep_function: bool) -> None:
         raise SkipinitError(f"{name} has no residual add, x + f(x) with layers in f: nothing to scale")
     if not flow.norms:
         raise SkipinitError(
-            f"{name} has no normalization that these inputs reach: there is nothing to remove"
+            f"{name} has no normalization that these inputs reach: there is nothing to remove; name types of "
+            "your own with norms="
         )
     if keep_function and not any(is_batch_norm(model.get_submodule(norm)) for norm in flow.norms):
         kind = type(model.get_submodule(flow.norms[0])).__name__
@@ -263,6 +266,12 @@ def _start_classifier(model: nn.Module, classifier: str, inputs: Inputs, plan: P
     if any(isinstance(module, nn.Embedding) and module.weight is weight for module in model.modules()):
         return
     spread = spread_of_output(layer, model, inputs)
+    if spread < _VANISHED:
+        warnings.warn(
+            f"the signal fades on its way: the outputs have a standard deviation of {spread:.0e}; layers "
+            "that no skip leads around need their norms, exclude= keeps them",
+            stacklevel=3,
+        )
     if plan.classifier_init == "zero":
         weight.zero_()
     elif spread > _FIRST_OUTPUTS and math.isfinite(spread):

@@ -24,15 +24,13 @@ from torch.optim.lr_scheduler import LambdaLR
 from ..errors import ConfigError, SkipinitError
 from ..extras import need
 from ..nets.layers import l2_parameters
-from ..probing.forward import preserve_state
+from ..probing.forward import arguments_of, preserve_state
 
 Loss = Callable[[Any, Any], Tensor]
 _CHECKED = 50
 """Steps between two looks at the loss."""
 _STUCK_WITHIN = 0.02
 """Of the loss of chance: fluctuation, not progress."""
-_NEARLY = 0.1
-"""Of the way from the first loss to the lowest: as good as the best."""
 _LOWEST, _HIGHEST = -12, 3
 """The rates that are searched, as powers of 2."""
 
@@ -127,9 +125,9 @@ class RateSearch:
     """The result of `find_rate`."""
 
     rate: float
-    """The smallest of those that came within 10 % of the way to the lowest loss."""
+    """The one with the lowest loss, or half of it where twice that rate diverged."""
     losses: dict[float, float]
-    """For each rate, the mean loss over the last quarter of its steps; infinity where it diverged."""
+    """For each rate, the mean loss over the last tenth of its steps; infinity where it diverged."""
     steps: int
 
     def plot(self, path: str | Path) -> None:
@@ -167,22 +165,24 @@ def find_rate(
     """The learning rate, a power of 2, at which `recipe` brings the loss down most in a few steps.
 
     Copies of the model train on the same batches at rates a factor 2 apart, up and down from 2^-4, until the
-    loss rises on both sides. The model and the random generators are as before.
+    loss rises on both sides. Each is a whole training in little, whose rate rises and falls to 0: the best
+    rate of such a schedule hardly depends on its length, while the best constant rate falls with it. The
+    model and the random generators are as before.
 
     Args:
         model: a network, such as `convert(...).model`.
         batches: pairs of inputs and targets, such as a data loader; as many as `steps` are used, again from
-            the first if there are fewer.
+            the first if there are fewer. Inputs that are a tuple are arguments, those that are a dictionary
+            keyword arguments.
         loss: a function of the model's output and the targets.
         steps: for each rate.
-        options: those of `recipe`; the warm-up is a fifth of the steps by default.
+        options: those of `recipe`, but for its `steps`; the warm-up is a fifth of the steps by default.
     """
     kept = list(itertools.islice(batches, steps))
     if not kept:
         raise ConfigError("batches is empty; give pairs of inputs and targets")
     options = {"warm_up": max(1, steps // 5), **options}
     tried: dict[int, float] = {}
-    starts: list[float] = []
 
     def score(power: int) -> float:
         if not _LOWEST <= power <= _HIGHEST:
@@ -190,9 +190,7 @@ def find_rate(
         if power not in tried:
             with preserve_state(model):
                 losses = _train_copy(model, kept, loss, 2.0**power, steps, options)
-            starts.append(losses[0])
-            finite = math.isfinite(losses[-1])
-            tried[power] = fmean(losses[-max(1, steps // 4) :]) if finite else math.inf
+            tried[power] = fmean(losses[-max(1, steps // 10) :])
         return tried[power]
 
     best = -4
@@ -202,10 +200,9 @@ def find_rate(
         best = near
     if not math.isfinite(tried[best]):
         raise SkipinitError(f"{type(model).__name__} diverges at every rate down to 2^{_LOWEST}")
-    # Over more steps the best rate falls: of nearly equal ones, the smallest.
-    enough = tried[best] + _NEARLY * max(0.0, starts[0] - tried[best])
-    chosen = min(power for power, value in tried.items() if value <= enough)
-    return RateSearch(2.0**chosen, {2.0**power: value for power, value in tried.items()}, steps)
+    if math.isinf(tried.get(best + 1, 0.0)) and best > _LOWEST:
+        best -= 1  # A longer training stays near its peak for longer, so what nearly diverged may do so.
+    return RateSearch(2.0**best, {2.0**power: value for power, value in tried.items()}, steps)
 
 
 def _train_copy(
@@ -218,11 +215,12 @@ def _train_copy(
 ) -> list[float]:
     """The loss of each step; infinity ends them where it diverges."""
     trained = copy.deepcopy(model).train()
-    trainer = recipe(trained, rate, **options)
+    trainer = recipe(trained, rate, steps=steps, **options)
     with torch.enable_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for inputs, targets in itertools.islice(itertools.cycle(batches), steps):
-            value = trainer.step(loss(trained(inputs), targets))
+            arguments, keywords = arguments_of(trained, inputs)
+            value = trainer.step(loss(trained(*arguments, **keywords), targets))
             if not math.isfinite(value) or value > 10 * max(1.0, trainer.losses[0]):
                 return [*trainer.losses, math.inf]
     return trainer.losses

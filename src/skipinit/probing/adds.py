@@ -5,10 +5,12 @@ since their paths split. In a residual add one of the two, the skip, went throug
 the branch, went through layers. What counts is depth: the most linear maps on any way from the split.
 
 - The skip is the identity, or a multiple of it: the branch has a layer, i.e. a linear map or a norm.
-- The skip has depth 0 (pooling, padding, a norm, a gate): the branch has a learned linear map.
+- The skip has depth 0 (pooling, padding, a norm, a gate, but no attention): the branch has a learned linear
+  map.
 - The skip is a projection, one linear map or several without an activation: the branch is deeper, has a norm
   or an activation, and neither path has another residual add. So a projection skips one block, as in ResNets.
   Feature pyramids, low-rank adapters, recurrences and sums of parallel towers are not residual.
+- The branch sees what the skip carries. In Res2Net's `b + f(a)`, a and b are different parts of one tensor.
 
 Through a residual add the stream goes on along its skip. Operands whose streams have no common origin, such
 as a position embedding that is added in every layer, are not residual. In `x + f(x) + g(x)`, written in one
@@ -22,12 +24,12 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from .operations import Kind, Node
+from .operations import Kind, Node, Part
 
 BRANCH_SCALAR = "branch_alpha"
 """The name of the learned scalar that a conversion puts at the end of a branch."""
@@ -53,7 +55,7 @@ def classify(a: Node, b: Node, call: int) -> Paths | str:
     if a is b:
         return "both operands are one tensor"
     only_a, only_b, fork = split_paths(a, b)
-    if fork is None or not _share_stream(a, b, (*only_a, *only_b)):
+    if fork is None or split_paths(a, b, along_skips=True)[2] is None:
         return "the operands have no common origin"
     if not only_a or not only_b:
         return _classify_identity(0 if not only_a else 1, [], only_b or only_a, (a, b))
@@ -90,19 +92,36 @@ def _classify_projection(
             return "both operands went through several layers"
         if _count([*skip, *branch], Kind.RESIDUAL):
             return "features of different depths, each with weights of its own"
-        if not _count(branch, Kind.NORM, Kind.ACTIVATION):
+        if not _count(branch, Kind.NORM, Kind.ACTIVATION, Kind.ATTENTION):
             return "two linear maps of one tensor"
         if _parameters(skip) & _parameters(branch):
             return "one layer applied to both operands, as in a recurrence"
+    if _count(skip, Kind.ATTENTION):
+        return "both operands went through several layers"
     between = _between(skip, branch, operands[operand], operands[1 - operand])
+    if _depth(between, operands[1 - operand]) <= _depth(skip, operands[operand]):
+        return "what one operand went through entered the other from the side"
     return Paths(operand, tuple(skip), between, tuple(_preactivation(fork)))
 
 
-def split_paths(a: Node, b: Node) -> tuple[list[Node], list[Node], Node | None]:
+def sees_skip(paths: Paths, skip: Node, part: Part | None) -> bool:
+    """Whether the branch uses what an identity skip carries, not only other parts of the same tensor."""
+    if paths.skip or part is None:
+        return True
+    used = [
+        [read for parent, read in node.parts if parent is skip]
+        for node in paths.branch
+        if skip in node.parents
+    ]
+    return not used or any(not reads or any(part.overlaps(read) for read in reads) for reads in used)
+
+
+def split_paths(a: Node, b: Node, along_skips: bool = False) -> tuple[list[Node], list[Node], Node | None]:
     """The ancestors of `a` alone, those of `b` alone (both oldest first), and their latest common ancestor.
 
     Walks back in time from both at once and stops when no node is left that only one descends from. The cost
-    depends on the size of the block, not of the network.
+    depends on the size of the block, not of the network. With `along_skips`, the way through a residual add
+    is its skip alone.
     """
     learned = not (a.from_data and b.from_data)
     reach = {a: 1, b: 2}
@@ -119,7 +138,7 @@ def split_paths(a: Node, b: Node) -> tuple[list[Node], list[Node], Node | None]:
         else:
             one_sided -= 1
             only[sides].append(node)
-        for parent in _origins(node, learned):
+        for parent in _origins(node, learned, along_skips):
             before = reach.get(parent, 0)
             after = reach[parent] = before | sides
             one_sided += (after in (1, 2)) - (before in (1, 2))
@@ -130,28 +149,11 @@ def split_paths(a: Node, b: Node) -> tuple[list[Node], list[Node], Node | None]:
     return only[1][::-1], only[2][::-1], fork
 
 
-def _origins(node: Node, learned: bool) -> tuple[Node, ...]:
+def _origins(node: Node, learned: bool, along_skips: bool = False) -> tuple[Node, ...]:
     """What an operation worked on, learned tensors too where an operand of the add is one."""
+    if along_skips and node.stream is not None:
+        return (node.stream,)
     return node.parents + node.sources if learned else node.parents
-
-
-def _share_stream(a: Node, b: Node, own: Collection[Node]) -> bool:
-    """Whether the streams of both meet, given that the operands have a common ancestor at all."""
-    if not any(node.stream is not None for node in own):
-        return True
-    learned = not (a.from_data and b.from_data)
-    reach = {a: 1, b: 2}
-    frontier = [(-node.order, node) for node in reach]
-    heapq.heapify(frontier)
-    while frontier:
-        node = heapq.heappop(frontier)[1]
-        if reach[node] == 3:
-            return True
-        for parent in (node.stream,) if node.stream is not None else _origins(node, learned):
-            if parent not in reach:
-                heapq.heappush(frontier, (-parent.order, parent))
-            reach[parent] = reach.get(parent, 0) | reach[node]
-    return False
 
 
 def _between(skip: list[Node], branch: list[Node], origin: Node, end: Node) -> tuple[Node, ...]:
@@ -167,17 +169,17 @@ def _between(skip: list[Node], branch: list[Node], origin: Node, end: Node) -> t
         node = waiting.pop()
         if node in candidates and node not in on_path:
             on_path.add(node)
-            waiting += (node.stream,) if node.stream is not None else _origins(node, learned)
+            waiting += _origins(node, learned, along_skips=True)
     return tuple(node for node in branch if node in on_path)
 
 
-def _depth(path: list[Node], end: Node) -> int:
+def _depth(path: Sequence[Node], end: Node) -> int:
     """The most linear maps on any way along the path."""
     depths: dict[Node, int] = {}
     for node in path:
         before = max((depths.get(parent, 0) for parent in node.parents), default=0)
         depths[node] = before + (node.kind is Kind.LINEAR)
-    return depths[end]
+    return depths.get(end, 0)
 
 
 def _preactivation(fork: Node) -> list[Node]:

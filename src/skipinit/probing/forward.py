@@ -55,15 +55,16 @@ def arguments_of(model: nn.Module, inputs: Inputs) -> tuple[tuple[Any, ...], dic
 
 
 def _positional(model: nn.Module, inputs: Any) -> Sequence[Any]:
-    """A tuple or list is the arguments. If forward cannot take so many, it is a data loader's batch, whose
-    first entry is the input; if forward says that it takes a list, a list is that."""
+    """A tuple or list is the arguments. If forward cannot take so many, or if the second is one whole number
+    for each example and forward need not have it, it is a data loader's batch: the first entry is the input,
+    the second labels. If forward says that it takes a list, a list is that."""
     if not isinstance(inputs, (tuple, list)):
         return (inputs,)
     try:
         signature = inspect.signature(model.forward)
     except (TypeError, ValueError):
         return inputs
-    first = next(iter(signature.parameters.values()), None)
+    first, second, *_ = (*signature.parameters.values(), None, None)
     wanted = "" if first is None else str(first.annotation)
     if isinstance(inputs, list) and "list[" in wanted.lower() and all(isinstance(i, Tensor) for i in inputs):
         return (inputs,)
@@ -71,7 +72,17 @@ def _positional(model: nn.Module, inputs: Any) -> Sequence[Any]:
         signature.bind(*inputs)
     except TypeError:
         return inputs[:1]
-    return inputs
+    optional = second is not None and second.default is not second.empty
+    return inputs[:1] if optional and _is_labelled(inputs) else inputs
+
+
+def _is_labelled(batch: Sequence[Any]) -> bool:
+    """Whether this is a pair of examples and one whole number for each, as data loaders give them."""
+    if len(batch) != 2 or not all(isinstance(entry, Tensor) for entry in batch):
+        return False
+    examples, labels = batch
+    whole = not (labels.is_floating_point() or labels.is_complex() or labels.dtype is torch.bool)
+    return bool(whole and examples.dim() > 1 and labels.shape == examples.shape[:1])
 
 
 def _copy(value: Any) -> Any:

@@ -10,8 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 
@@ -21,6 +22,7 @@ class Kind(Enum):
     INPUT = "input"
     LINEAR = "linear map with learned weights"
     NORM = "normalization"
+    ATTENTION = "product of data and data, as in attention"
     ACTIVATION = "activation"
     SCALE = "multiplication by something that is not data"
     PASS = "copy or dropout: the tensor goes on as it was"
@@ -62,6 +64,8 @@ def kind_of(operation: str, data_operands: int, learned_operand: bool) -> Kind:
         return Kind.LINEAR
     if operation in _NORMS:
         return Kind.NORM
+    if data_operands > 1 and (operation in _PRODUCTS or operation.startswith("_scaled_dot_product")):
+        return Kind.ATTENTION
     if operation in _ACTIVATIONS:
         return Kind.ACTIVATION
     if data_operands == 1 and operation in _SCALINGS:
@@ -76,6 +80,31 @@ def kind_of(operation: str, data_operands: int, learned_operand: bool) -> Kind:
 def is_factory(operation: str) -> bool:
     """Whether the operation takes a tensor for its shape alone: `x.new_zeros(...)`, `torch.empty_like(x)`."""
     return operation.startswith("new_") or operation.endswith("_like")
+
+
+class Part(NamedTuple):
+    """A view of some of a storage."""
+
+    offset: int
+    shape: torch.Size
+    stride: tuple[int, ...]
+
+    def overlaps(self, other: Part) -> bool:
+        """Whether both have an element in common."""
+        size = max(
+            1 + p.offset + sum((n - 1) * s for n, s in zip(p.shape, p.stride, strict=True))
+            for p in (self, other)
+        )
+        memory = torch.zeros(size, dtype=torch.bool)
+        memory.as_strided(self.shape, self.stride, self.offset).fill_(True)
+        return bool(memory.as_strided(other.shape, other.stride, other.offset).any())
+
+
+def part_of(tensor: Tensor) -> Part | None:
+    """Which part of its storage the tensor is; None if it is all of it."""
+    if tensor.numel() * tensor.itemsize >= tensor.untyped_storage().nbytes():
+        return None
+    return Part(int(tensor.storage_offset()), tensor.shape, tensor.stride())
 
 
 @dataclass(eq=False, slots=True)
@@ -98,6 +127,8 @@ class Node:
     """Number of the call of that module."""
     parameters: tuple[str, ...] = ()
     """Names of the parameters it used."""
+    parts: tuple[tuple[Node, Part], ...] = ()
+    """Of which parents it used only a part of the storage, and which."""
     constant: float = 1.0
     """The number it multiplied by, if it did."""
     input_statistics: int | None = None

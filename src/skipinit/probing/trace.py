@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .adds import TracedAdd, classify, is_recurrent
+from .adds import TracedAdd, classify, is_recurrent, sees_skip
 from .moments import StatisticsBuffer, channel_statistics
 from .operations import (
     ADDITIONS,
@@ -31,37 +31,14 @@ from .operations import (
     channels_of,
     is_factory,
     kind_of,
+    part_of,
     storage_of,
     tensors_in,
     written_by,
 )
 
+_JOINS = (Kind.ATTENTION, Kind.OTHER)
 _RECURRENT = "it joins the gates of a recurrent layer"
-
-
-class ModuleNames:
-    """The names of `named_modules`, built on demand: only the parent of each module is stored."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
-        self._parents = {
-            module: model.get_submodule(name.rpartition(".")[0])
-            for name, module in model.named_modules()
-            if module is not model
-        }
-
-    def __contains__(self, module: nn.Module) -> bool:
-        return module is self._model or module in self._parents
-
-    def of(self, module: nn.Module) -> str:
-        """The path from the model to the module; empty for the model itself."""
-        keys: list[str] = []
-        while module is not self._model:
-            parent = self._parents[module]
-            found = (key for key, child in parent._modules.items() if child is module)
-            keys.append(next(found, type(module).__name__))  # A forward may have replaced it.
-            module = parent
-        return ".".join(reversed(keys))
 
 
 class ModuleCall(NamedTuple):
@@ -101,7 +78,7 @@ class Tracer(TorchDispatchMode):
         self.rejected: Counter[str] = Counter()
         """How many additions are not residual, by reason."""
         self._order = 0
-        self._names = ModuleNames(model)
+        self._names = {module: name for name, module in model.named_modules()}
         self._calls = [ModuleCall(model, "", 0)]
         self._infos: WeakKeyDictionary[Any, TensorInfo] = WeakKeyDictionary()
         self._owners: dict[Any, nn.Module] = {}
@@ -139,7 +116,7 @@ class Tracer(TorchDispatchMode):
     def _enter_module(self, module: nn.Module, _: Any) -> None:
         if module in self._names:
             self._order += 1
-            self._calls.append(ModuleCall(module, self._names.of(module), self._order))
+            self._calls.append(ModuleCall(module, self._names[module], self._order))
 
     def _leave_module(self, module: nn.Module, *_: Any) -> None:
         if module in self._names:
@@ -170,6 +147,8 @@ class Tracer(TorchDispatchMode):
         kind = kind_of(operation, operands, bool(learned))
         node = self._node(kind, parents, learned)
         node.sources = self._sources(node, tensors, infos)
+        read = [(t, info.node) for t, info in zip(tensors, data, strict=True) if info is not None]
+        node.parts = tuple((parent, part) for t, parent in read if (part := part_of(t)) is not None)
         node.constant = _constant(operation, args) if kind is Kind.SCALE else 1.0
         add = None
         if parents:
@@ -226,9 +205,9 @@ class Tracer(TorchDispatchMode):
                 continue
             if not node.parents:
                 found.append(self._leaf(tensor).node if info is None else info.node)
-            elif info is not None and (info.node.layered or node.kind is Kind.OTHER):
+            elif info is not None and (info.node.layered or node.kind in _JOINS):
                 found.append(info.node)
-            elif info is None and node.kind is Kind.OTHER and self._parameters_in(storage_of(tensor)):
+            elif info is None and node.kind in _JOINS and self._parameters_in(storage_of(tensor)):
                 found.append(self._leaf(tensor).node)
         return tuple(dict.fromkeys(found))
 
@@ -258,7 +237,7 @@ class Tracer(TorchDispatchMode):
         owner = self._owners.get(storage)
         if owner is None:
             return ()
-        named = owner.named_parameters(self._names.of(owner), recurse=False)
+        named = owner.named_parameters(self._names[owner], recurse=False)
         return tuple(name for name, parameter in named if storage_of(parameter) is storage)
 
     def _find_add(
@@ -280,6 +259,12 @@ class Tracer(TorchDispatchMode):
             self.rejected[paths] += 1
             return None
         skip, branch = operands[paths.skip_operand], operands[1 - paths.skip_operand]
+        if operation == "sub" and paths.skip_operand == 1:
+            self.rejected["it takes the identity away: f(x) - x"] += 1
+            return None
+        if operation != "sum" and not sees_skip(paths, skip.info.node, part_of(skip.tensor)):
+            self.rejected["the operands come from different parts of one tensor"] += 1
+            return None
         node.kind, node.stream = Kind.RESIDUAL, skip.info.node
         shape = tuple(skip.tensor.shape)
         add = TracedAdd(node, operation, shape, paths, skip.info.node, branch.info.node)
