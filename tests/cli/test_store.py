@@ -126,6 +126,17 @@ def test_results_as_text(sweep: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert "at chance" in dash
 
 
+def test_trials_by_the_thousand_do_not_bury_the_cells(
+    sweep: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cells = printed(capsys, "results", str(sweep), "--rows", "cells")
+    trials = printed(capsys, "results", str(sweep), "--rows", "trials")
+    assert printed(capsys, "results", str(sweep)) == trials + cells
+    monkeypatch.setattr("skipinit.cli.store._MOST_TRIALS", 17)
+    assert printed(capsys, "results", str(sweep)) == f"18 trials; --rows trials lists them\n\n{cells}"
+    assert printed(capsys, "results", str(sweep), "--rows", "trials") == trials
+
+
 def test_status_as_json_and_text(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(printed(capsys, "status", str(sweep), "--json"))
     assert (found["trials"], found["finished"], found["diverged"], found["pending"]) == (18, 8, 8, 2)

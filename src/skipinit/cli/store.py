@@ -40,6 +40,8 @@ Rows = Annotated[
 ]
 
 _ROWS_SHOWN = 20
+_MOST_TRIALS = 1000
+"""That `results` lists without being asked to: more would bury the cells."""
 
 
 def status(folder: Folder, json_: Json = False) -> None:
@@ -73,6 +75,8 @@ def results(
 ) -> None:
     """Show the results of a sweep: a row per trial, and a row per cell (all but rate and seed) and metric.
 
+    Of a sweep of more than 1000 trials the cells alone are shown, unless --rows says otherwise.
+
     Args:
         folder: Folder of the sweep.
         csv_: Print CSV: the trials, or what --rows says.
@@ -87,9 +91,12 @@ def results(
     elif csv_:
         _print_csv(wanted[rows or "trials"])
     else:
-        for name, show in (("trials", _print_trials), ("cells", _print_cells)):
-            if rows in (None, name):
-                show(wanted[name])
+        if rows is None and len(wanted["trials"]) > _MOST_TRIALS:
+            print(f"{len(wanted['trials']):,} trials; --rows trials lists them\n")
+        elif rows != "cells":
+            _print_trials(wanted["trials"])
+        if rows != "trials":
+            _print_cells(wanted["cells"])
 
 
 def merge(target: Annotated[Folder, tyro.conf.arg(metavar="INTO")], sources: Folders) -> None:
