@@ -265,7 +265,7 @@ REFUSED = {
     "is a SmallNet; it must be a function that returns a model": "support.own_models:module",
     "is a Tensor; it must be a function that returns a model": "support.own_models:number",
     "broken() failed: ValueError: two lines; it is called without arguments": "support.own_models:broken",
-    "module 'support.own_models' has no 'nothing'": "support.own_models:nothing",
+    "module 'support.own_models' has no 'nothing'; it defines SmallNet,": "support.own_models:nothing",
     "module 'support.nowhere' does not import: ModuleNotFoundError": "support.nowhere:make",
     "is not a path of the form package.module:factory": "support.own_models:",
 }

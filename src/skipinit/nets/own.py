@@ -5,12 +5,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from ..errors import ConfigError, one_line
 
 if TYPE_CHECKING:
     from torch import nn
+
+
+_NAMED = 8
+"""Names of a module that an error lists at most."""
 
 
 def is_own(name: str) -> bool:
@@ -72,5 +77,12 @@ def _find(path: str) -> object:
         reason = f"{type(error).__name__}: {one_line(error)}"
         raise ConfigError(f"module {module_name!r} does not import: {reason}") from error
     if getattr(found, attribute, None) is None:
-        raise ConfigError(f"module {module_name!r} has no {attribute!r}")
+        named = (name for name, value in vars(found).items() if _defined_in(found, value))
+        there = [name for name in named if not name.startswith("_")]
+        hint = f"; it defines {', '.join(there[:_NAMED])}" if there else ""
+        raise ConfigError(f"module {module_name!r} has no {attribute!r}{hint}")
     return getattr(found, attribute)
+
+
+def _defined_in(module: ModuleType, value: object) -> bool:
+    return getattr(value, "__module__", None) == module.__name__
