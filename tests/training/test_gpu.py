@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from skipinit.config import ModelConfig, Precision, TrainConfig
+from skipinit.config import ModelConfig, Precision
 from skipinit.nets.create import build
 from skipinit.sweeping.results import watched
 from skipinit.sweeping.single import train
+from support.runs import SMALL
 
 pytestmark = [
     pytest.mark.gpu,
@@ -20,14 +21,7 @@ pytestmark = [
     pytest.mark.filterwarnings("default"),  # compiling raises what torch itself warns of
 ]
 
-_CONFIG = TrainConfig(
-    ModelConfig("wrn10_1", "skipinit", num_classes=10, in_channels=1),
-    "digits",
-    lr=0.05,
-    batch_size=64,
-    epochs=2,
-    augment=False,
-)
+_CONFIG = replace(SMALL, batch_size=64)
 
 
 def _error(found: Tensor, expected: Tensor) -> float:

@@ -100,9 +100,9 @@ class Part(NamedTuple):
         return bool(memory.as_strided(other.shape, other.stride, other.offset).any())
 
 
-def part_of(tensor: Tensor) -> Part | None:
+def part_of(tensor: Tensor, storage: Any) -> Part | None:
     """Which part of its storage the tensor is; None if it is all of it."""
-    if tensor.numel() * tensor.itemsize >= tensor.untyped_storage().nbytes():
+    if tensor.numel() * tensor.itemsize >= storage.nbytes():
         return None
     return Part(int(tensor.storage_offset()), tensor.shape, tensor.stride())
 

@@ -147,8 +147,11 @@ class Tracer(TorchDispatchMode):
         kind = kind_of(operation, operands, bool(learned))
         node = self._node(kind, parents, learned)
         node.sources = self._sources(node, tensors, infos)
-        read = [(t, info.node) for t, info in zip(tensors, data, strict=True) if info is not None]
-        node.parts = tuple((parent, part) for t, parent in read if (part := part_of(t)) is not None)
+        node.parts = tuple(
+            (info.node, part)
+            for tensor, storage, info in zip(tensors, storages, data, strict=True)
+            if info is not None and (part := part_of(tensor, storage)) is not None
+        )
         node.constant = _constant(operation, args) if kind is Kind.SCALE else 1.0
         add = None
         if parents:
@@ -262,7 +265,9 @@ class Tracer(TorchDispatchMode):
         if operation == "sub" and paths.skip_operand == 1:
             self.rejected["it takes the identity away: f(x) - x"] += 1
             return None
-        if operation != "sum" and not sees_skip(paths, skip.info.node, part_of(skip.tensor)):
+        if operation != "sum" and not sees_skip(
+            paths, skip.info.node, part_of(skip.tensor, storage_of(skip.tensor))
+        ):
             self.rejected["the operands come from different parts of one tensor"] += 1
             return None
         node.kind, node.stream = Kind.RESIDUAL, skip.info.node

@@ -181,9 +181,8 @@ def watched(folder: str | Path) -> dict[str, WatchReport]:
     """
     with open_store(Path(folder)) as store:
         return {
-            trial.id: WatchReport(_name(trial), tuple(seen))
-            for trial in store.trials()
-            if (seen := store.measurements(trial.id))
+            trial.id: WatchReport(_name(trial), tuple(store.measurements(trial.id)))
+            for trial in store.watched()
         }
 
 

@@ -107,11 +107,15 @@ class Store:
 
     def trials(self, state: State | None = None) -> list[Trial]:
         """All trials, or those of one state, in the order they were added, as of one instant."""
-        among = "" if state is None else "WHERE t.state = ?"
+        return self._select() if state is None else self._select("WHERE t.state = ?", state)
+
+    def watched(self) -> list[Trial]:
+        """The trials that a watch has seen."""
+        return self._select("WHERE t.key IN (SELECT trial FROM measurements)")
+
+    def _select(self, where: str = "", *values: object) -> list[Trial]:
         with explained(self.path):
-            rows = self._connection.execute(
-                f"{_SELECT_TRIALS} {among} ORDER BY t.key", () if state is None else (state,)
-            )
+            rows = self._connection.execute(f"{_SELECT_TRIALS} {where} ORDER BY t.key", values)
             return [self._trial(row) for row in rows]
 
     def states(self) -> dict[str, State]:
