@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, get_type_hints
@@ -220,3 +221,33 @@ def _model_of(text: str) -> ModelConfig:
 def train_from_dict(fields: dict[str, Any]) -> TrainConfig:
     """The config that `to_dict` took apart; raises TypeError, KeyError or ValueError where it is none."""
     return TrainConfig(**{**fields, "model": model_from_dict(fields["model"])})
+
+
+def rerun(config: TrainConfig, lr: Any, seed: Any) -> TrainConfig:
+    """The config at another rate and seed, in which alone trials by the hundred thousand differ."""
+    other = object.__new__(TrainConfig)
+    object.__setattr__(other, "__dict__", vars(config).copy())  # what was checked once
+    for name, value in (("lr", lr), ("seed", seed)):
+        of: Any = type(value)
+        object.__setattr__(other, name, _checked(TrainConfig, name, of, value))
+    return other
+
+
+def train_from_json(text: str) -> TrainConfig:
+    """The config of what `to_dict` made, as JSON with sorted keys."""
+    parts = _RATE_AND_SEED.split(text)
+    if len(parts) != 5:
+        return train_from_dict(json.loads(text))
+    before, lr, between, seed, after = parts
+    return rerun(_shared_of(before, between, after), _number_of(lr), _number_of(seed))
+
+
+_RATE_AND_SEED = re.compile(r'"lr": ([^,}]+)(.*)"seed": ([^,}]+)')  # within JSON's texts, quotes are escaped
+
+
+@lru_cache(maxsize=1024)
+def _shared_of(before: str, between: str, after: str) -> TrainConfig:
+    return train_from_dict(json.loads(f'{before}"lr": 1{between}"seed": 1{after}'))
+
+
+_number_of = lru_cache(maxsize=4096)(json.loads)

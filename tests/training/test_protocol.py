@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from dataclasses import replace
 
 import pytest
 
-from skipinit.config import ModelConfig
+from skipinit.config import ModelConfig, rerun, to_dict, train_from_dict, train_from_json
 from skipinit.errors import ConfigError
 from skipinit.nets.architectures import find_architecture
 from skipinit.nets.schemes import list_schemes, resolve
@@ -97,6 +98,24 @@ def test_a_settled_network_is_settled_and_stays_the_same_network(name: str, sche
     assert settle_model(settled) == settled
     architecture = find_architecture(name)
     assert resolve(settled, architecture) == resolve(ModelConfig(name, scheme), architecture)
+
+
+@pytest.mark.parametrize("data", ["digits", 'odd, "lr": 3, "seed": 4}.npz', "cifar10"])
+@pytest.mark.parametrize(("lr", "seed"), [(2**-2, 0), (1e-7, 3), (1, 2**31)])
+def test_a_config_is_read_from_json_as_from_its_fields(data: str, lr: float, seed: int) -> None:
+    fields = to_dict(
+        make_train_config(replace(_MODEL, num_classes=10, in_channels=3), data, lr=lr, seed=seed)
+    )
+    read = train_from_json(json.dumps(fields, sort_keys=True))
+    assert read == train_from_dict(fields)
+    assert (read.lr, read.seed, type(read.lr)) == (lr, seed, float)
+    assert identity(read) == identity(train_from_dict(fields))
+
+
+@pytest.mark.parametrize(("lr", "seed"), [(0, 0), (-1.0, 0), (True, 0), ("x", 0), (0.5, -1), (0.5, 1.5)])
+def test_another_rate_and_seed_are_checked(lr: object, seed: object) -> None:
+    with pytest.raises(ConfigError, match="is not allowed; it must be"):
+        rerun(make_train_config(_MODEL, "digits"), lr, seed)
 
 
 def test_none_is_not_given() -> None:

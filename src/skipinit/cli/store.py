@@ -26,8 +26,7 @@ from ..sweeping.exchange import Merged, entries, export_results
 from ..sweeping.exchange import merge as merge_into
 from ..sweeping.exchange import read_results as read_export
 from ..sweeping.grid import AXES
-from ..sweeping.results import Progress, Row, progress, varying
-from ..sweeping.results import results as read_results
+from ..sweeping.results import Progress, Row, Trim, cell_row, cells, progress, trial_row, varying
 from ..sweeping.store import open_store, open_writer
 from .flags import Json
 
@@ -84,19 +83,23 @@ def results(
         best: Average the best BEST of OF runs; the paper's 5 of 7, or 12 of 15, where not given.
         of: Runs that count, lowest seeds first.
     """
-    found = read_results(folder, best=best, of=of)
-    wanted = {name: each if rows in (None, name) else [] for name, each in found.items()}
+    trim = Trim.asked(best, of)
+    with open_store(folder) as store:
+        trials = store.trials()
+    too_many = rows is None and not json_ and not csv_ and len(trials) > _MOST_TRIALS
+    by_trial = [] if rows == "cells" or too_many else [trial_row(trial) for trial in trials]
+    by_cell = [] if rows == "trials" else [cell_row(cell) for cell in cells(trials, trim)]
     if json_:
-        print(json.dumps(wanted, allow_nan=False))
+        print(json.dumps({"trials": by_trial, "cells": by_cell}, allow_nan=False))
     elif csv_:
-        _print_csv(wanted[rows or "trials"])
+        _print_csv(by_cell if rows == "cells" else by_trial)
     else:
-        if rows is None and len(wanted["trials"]) > _MOST_TRIALS:
-            print(f"{len(wanted['trials']):,} trials; --rows trials lists them\n")
+        if too_many:
+            print(f"{len(trials):,} trials; --rows trials lists them\n")
         elif rows != "cells":
-            _print_trials(wanted["trials"])
+            _print_trials(by_trial)
         if rows != "trials":
-            _print_cells(wanted["cells"])
+            _print_cells(by_cell)
 
 
 def merge(target: Annotated[Folder, tyro.conf.arg(metavar="INTO")], sources: Folders) -> None:

@@ -137,8 +137,8 @@ def run_sweep(
             _require_data(wanted, out)
         writer = stack.enter_context(open_writer(out))
         stack.enter_context(stopped_by_signals(stop))
-        writer.add(grid.trials)
         owing = _owing(wanted, writer)
+        writer.add(owing)
         with steps_bar(sum(config.epochs for config in owing), progress) as bar:
             bar.update(0, "epochs of all trials")
             keeper = Keeper(writer, Checkpoints(out / "checkpoints"), bar, owing, observer=observer)

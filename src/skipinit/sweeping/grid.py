@@ -15,13 +15,13 @@ import itertools
 import math
 import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from ..config import ModelConfig, TrainConfig, option_types
+from ..config import ModelConfig, TrainConfig, option_types, rerun
 from ..errors import ConfigError, unknown_name
 from ..files import read_whole
 from ..nets.own import name_factory
@@ -104,8 +104,19 @@ def expand(axes: Mapping[str, object]) -> Grid:
     values = {name: axis_values(name, axes[name]) for name in AXES if name in axes}
     if (count := math.prod(len(options) for options in values.values())) > MAX_TRIALS:
         raise ConfigError(f"the axes give {count:,} trials; a sweep holds at most {MAX_TRIALS:,}")
-    combinations = itertools.product(*values.values())
-    return make_grid(_trial(dict(zip(values, chosen, strict=True))) for chosen in combinations)
+    return make_grid(_combine(values))
+
+
+def _combine(values: Mapping[str, Sequence[Any]]) -> Iterator[TrainConfig]:
+    """A trial of every combination; those that differ in rate and seed alone are settled together."""
+    settled: dict[str, TrainConfig] = {}
+    for combination in itertools.product(*values.values()):
+        chosen = dict(zip(values, combination, strict=True))
+        lr, seed = chosen.pop("lr"), chosen.pop("seed", 0)
+        shared = repr(chosen)
+        if shared not in settled:
+            settled[shared] = _trial({**chosen, "lr": 1.0})
+        yield rerun(settled[shared], lr, seed)
 
 
 def _named(axis: str, given: object) -> object:
@@ -145,11 +156,17 @@ def join(grids: Iterable[Grid]) -> Grid:
     return Grid(whole.trials, whole.duplicates + sum(part.duplicates for part in parts))
 
 
+def _place(axis: str) -> str:
+    """Where a config has the value of an axis."""
+    if axis == "model":
+        return "model.name"
+    return axis if axis in option_types(TrainConfig) else f"model.{axis}"
+
+
 _FLAT = [axis for axis in AXES if axis not in ("depth", "watch")]
-_values = attrgetter(
-    *("model.name" if axis == "model" else axis if axis in option_types(TrainConfig) else f"model.{axis}"
-      for axis in _FLAT)
-)  # fmt: skip
+_values = attrgetter(*map(_place, _FLAT))
+cell_key = attrgetter(*(_place(axis) for axis in _FLAT if axis not in ("lr", "seed")))
+"""Equal for configs that differ in rate and seed alone."""
 
 
 def flatten(config: TrainConfig) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from ..files import Holder
 from ..notation import rate_text
 from ..probing.history import WatchReport
 from ..training.records import STATES, Trial
-from .grid import flatten
+from .grid import cell_key, flatten
 from .store import Store, open_store
 
 Metric = Literal["test_accuracy", "train_loss"]
@@ -46,6 +46,13 @@ class Trim:
     def __post_init__(self) -> None:
         if not 1 <= self.best <= self.of:
             raise ConfigError(f"best {self.best} of {self.of} runs is not allowed; best must be from 1 to of")
+
+    @classmethod
+    def asked(cls, best: int | None, of: int | None) -> Trim | None:
+        """What a user gave: both or neither."""
+        if (best is None) != (of is None):
+            raise ConfigError("best and of belong together, as in the best 5 of 7")
+        return None if best is None or of is None else cls(best, of)
 
     @classmethod
     def of_paper(cls, seeds: int) -> Trim:
@@ -161,9 +168,7 @@ def results(folder: str | Path, *, best: int | None = None, of: int | None = Non
         best: average the best `best` of `of` runs; the paper's 5 of 7, or 12 of 15, where not given.
         of: runs that count, lowest seeds first.
     """
-    if (best is None) != (of is None):
-        raise ConfigError("best and of belong together, as in the best 5 of 7")
-    trim = Trim(best, of) if best is not None and of is not None else None
+    trim = Trim.asked(best, of)
     with open_store(Path(folder)) as store:
         trials = store.trials()
     return {
@@ -197,7 +202,7 @@ def cells(trials: Iterable[Trial], trim: Trim | None = None) -> list[CellResult]
     groups: defaultdict[tuple[object, ...], list[Trial]] = defaultdict(list)
     everything = list(trials)
     for trial in everything:
-        groups[tuple(_shared(trial).values())].append(trial)
+        groups[cell_key(trial.config)].append(trial)
     trim = trim or Trim.of_paper(len({trial.config.seed for trial in everything}))
     return [cell for group in groups.values() for cell in _cells(group, trim)]
 

@@ -16,7 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..config import TrainConfig, to_dict, train_from_dict
+from ..config import TrainConfig, to_dict, train_from_json
 from ..errors import DataError, SkipinitError
 from ..files import Holder, holder, make_folder, writer_lock
 from ..probing.history import Measurement
@@ -178,9 +178,7 @@ class Writer(Store):
 
     def add(self, configs: Iterable[TrainConfig]) -> int:
         """Add the trials that are not there yet; how many were new."""
-        known = self.states().keys()
-        new = ((identity(config), config) for config in configs)
-        rows = [(id, _json(to_dict(settle(config)))) for id, config in new if id not in known]
+        rows = [(identity(config), _json(to_dict(settle(config)))) for config in configs]
         with transaction(self._connection, self.path):
             added = self._connection.executemany(
                 "INSERT OR IGNORE INTO trials (id, config) VALUES (?, ?)", rows
@@ -317,7 +315,7 @@ def _read_trial(row: Sequence[Any]) -> Trial:
     provenance = _read_provenance(origin) if origin else None
     last = EpochRecord(*row[_TRIAL_COLUMNS:]) if row[_TRIAL_COLUMNS] is not None else None
     return Trial(
-        id, train_from_dict(json.loads(config)), state, step, reason, traceback, classes, provenance, started,
+        id, train_from_json(config), state, step, reason, traceback, classes, provenance, started,
         ended, seconds, last,
     )  # fmt: skip
 
