@@ -125,12 +125,15 @@ def test_a_captured_graph_trains_as_the_cpu_does() -> None:
 
 
 @pytest.mark.parametrize("precision", ["float32", "tf32"])
-def test_steps_beside_the_graph_are_watched_and_change_nothing(tmp_path: Path, precision: Precision) -> None:
+def test_steps_beside_the_graph_are_watched_and_equal_but_for_rounding(
+    tmp_path: Path, precision: Precision
+) -> None:
     model = replace(_CONFIG.model, scheme="regularized-skipinit")
     config = replace(_CONFIG, precision=precision, model=model)
     plain = train(config, tmp_path / "plain", device="cuda", progress=False)
     seen = train(replace(config, watch=10), tmp_path / "seen", device="cuda", progress=False)
-    assert [each.train_loss for each in seen.records] == [each.train_loss for each in plain.records]
+    for ours, theirs in zip(seen.records, plain.records, strict=True):
+        assert ours.train_loss == pytest.approx(theirs.train_loss, rel=1e-3)
     [report] = watched(tmp_path / "seen").values()
     assert report.steps == (0, 10, 20, 30, 40)
     assert len(report.blocks) == 3

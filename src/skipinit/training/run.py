@@ -116,7 +116,10 @@ class Run:
         return every is not None and position % every == 0 and self.world.leads and not self.rounded
 
     def measured_step(self, position: int) -> None:
-        """The step after so many others, under a watch. It is run eagerly, and none of its numbers change."""
+        """The step after so many others, under a watch.
+
+        On the CPU none of its numbers change. On a GPU it is taken beside the graph, and rounds differently.
+        """
         from ..probing.watch import Watch  # not for those who measure nothing
 
         watch = Watch(self.network, every=1)
