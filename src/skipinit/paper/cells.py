@@ -169,6 +169,8 @@ def grid_of(planned: Iterable[ExhibitCell]) -> Grid:
 def _efforts(exhibit: Exhibit, preset: Preset) -> Mapping[int, Effort]:
     if exhibit.axis == "depth":
         return preset.depths
+    if exhibit.name in preset.figures:
+        return preset.figures[exhibit.name]
     if exhibit.data == "imagenet":
         return preset.imagenet
     sizes, given = exhibit.batch_sizes, preset.batch_sizes
@@ -202,7 +204,7 @@ def _plan(
     # In the small-batch limit the best rate is proportional to the batch size (section 3).
     best = _expected_rate(exhibit, method, published, at) * batch_size / published_batch
     model = replace(
-        method.model(_network(exhibit, at, preset.width)),
+        method.model(effort.network or _network(exhibit, at, preset.width)),
         in_channels=describe(data).shape[0],
         ghost_batch=_ghost_batch(exhibit, method),
     )

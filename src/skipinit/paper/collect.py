@@ -23,7 +23,7 @@ from ..sweeping.store import FILE, open_store
 from ..training.records import EpochRecord, Trial
 from .cells import ExhibitCell, plan_cells
 from .claims import CLAIMS
-from .claims.claim import ClaimState, Finding
+from .claims.claim import Claim, ClaimState, Finding
 from .exhibits import EXHIBITS
 from .measurements import MeasurementSet, Place, Result
 from .presets import PRECISIONS, PRESETS
@@ -117,11 +117,22 @@ class Collection:
         """Where the claim of that name stands."""
         claim = CLAIMS[name]
         found = {label: claim.check(measurements) for label, measurements in self.deciding.items()}
-        evidence = {label: each for label, each in found.items() if each.state != "not measured yet"}
+        evidence = {
+            label: Finding(each.state, f"{each.words}{self._departures(label, claim)}")
+            for label, each in found.items()
+            if each.state != "not measured yet"
+        }
         state = list(evidence.values())[-1].state if evidence else "not measured yet"
         return JudgedClaim(
             name, claim.section, claim.statement, claim.criterion, claim.needs, state, evidence
         )
+
+    def _departures(self, label: str, claim: Claim) -> str:
+        """What in none of these measurements was as in the paper, in parentheses."""
+        cells = [cell for cell in self.sets.get(label, ()) if cell.exhibit.name in claim.exhibits]
+        first = cells[0].departures if cells else ()
+        shared = [words for words in first if all(words in cell.departures for cell in cells)]
+        return f" ({', '.join(shared)})" if shared else ""
 
 
 def _lend(result: Result, label: str) -> Result:

@@ -38,6 +38,8 @@ class Effort:
     """In place of the paper's, the rates in proportion to it; None: the paper's."""
     data: str | None = None
     """In place of the preset's."""
+    network: str | None = None
+    """In place of the paper's."""
 
 
 @dataclass(frozen=True)
@@ -68,11 +70,14 @@ class Preset:
     """At initialization, that a figure is the mean of, at most; None: as many as show the law."""
     decides: bool = True
     """Whether its numbers say anything of the paper's claims."""
+    figures: Mapping[str, Mapping[int, Effort]] = field(default_factory=dict)
+    """By name, of those over other batch sizes than the rest."""
     special: Mapping[tuple[str, int], Effort] = field(default_factory=dict)
     """By method and depth, where one cell needs another effort than its depth."""
 
 
 _WHOLE = Effort()
+_SMALLER = Effort(10, AROUND_AND_ABOVE, network="wrn16_4")
 
 _ALL = (
     Preset(
@@ -122,12 +127,16 @@ _ALL = (
     ),
     Preset(
         "reduced",
-        "under an hour on one GPU for Tables 1, 3 and 4: the paper's networks and data, one run, few epochs",
+        "three hours on one H200 for everything: the paper's data, most of its networks, few epochs, one run",
         depths={16: Effort(40, AROUND_BEST), 100: Effort(5, AROUND_BEST), 1000: Effort(1, AT_BEST, SPREAD)},
         batch_sizes={b: Effort(20, AROUND_AND_ABOVE) for b in (16, 32, 64, 256, 1024, 4096, 8192)},
-        imagenet={batch: Effort(10, AT_BEST) for batch in (256, 1024, 4096)},
+        imagenet={256: Effort(1, AT_BEST)},
         seeds=1,
         precision="bfloat16",
+        figures={
+            "figure7": dict.fromkeys((32, 128, 512), _SMALLER),
+            "figure8": dict.fromkeys((4, 16, 32, 128), _SMALLER),
+        },
     ),
     Preset(
         "paper",
