@@ -160,7 +160,11 @@ def _draw_curve(axes: Axes, points: Mapping[int, tuple[float, float, float]], co
 
 def _batch_axis(axes: Axes, sizes: Sequence[int]) -> None:
     axes.set_xscale("log", base=2)
-    axes.set_xticks(sizes if len(sizes) <= 7 else sizes[::2])
+    labelled = sizes[:1]
+    for size in sizes[1:]:  # eight labels or so have room
+        if size >= labelled[-1] * (sizes[-1] / sizes[0]) ** (1 / 8):
+            labelled = [*labelled, size]
+    axes.set_xticks(labelled)
     axes.xaxis.set_major_formatter("{x:g}")
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel("batch size")
