@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -18,7 +19,7 @@ from skipinit.config import TrainConfig
 from skipinit.errors import ConfigError, DataError
 from skipinit.paper.cells import grid_of, plan_cells
 from skipinit.paper.claims import CLAIMS
-from skipinit.paper.collect import collect
+from skipinit.paper.collect import collect, read_probed
 from skipinit.paper.exhibits import EXHIBITS
 from skipinit.paper.presets import PRESETS
 from skipinit.paper.theory_figures import FIGURES, measure_probes
@@ -176,6 +177,22 @@ def test_a_figure_of_fewer_networks_than_it_takes_is_measured_again(
     assert [probed.networks for probed in found] == [1, 2, 2]
     assert found[1].inputs.startswith("mean of 2 networks")
     assert found[0].rows != found[1].rows == found[2].rows
+
+
+def test_networks_are_measured_beside_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {}
+
+    def measure_here(names: Sequence[str], folder: Path, *_: object) -> None:
+        found.update({name: read_probed(folder / "initialization" / f"{name}.json") for name in names})
+
+    monkeypatch.setattr("skipinit.paper.reproduce.workers_at_once", lambda: 2)
+    monkeypatch.setattr("skipinit.paper.reproduce.measure_probes", measure_here)
+    options = {"preset": "smoke", "device": "cpu", "progress": False, "first_seed": 3}
+    skipinit.reproduce(["table1", "figure2"], tmp_path / "beside", methods=["skipinit"], **options)
+    assert list(found) == ["initial-loss", "figure2a", "figure2b", "figure2c"]
+    measure_probes(["figure2a"], tmp_path / "here", 3, "cpu", 1, progress=False)
+    here = read_probed(tmp_path / "here" / "initialization" / "figure2a.json")
+    assert found["figure2a"].rows == here.rows
 
 
 def test_a_part_is_what_is_trained(tmp_path: Path) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from ..config import Precision
 from ..errors import ConfigError, system_errors_explained, unknown_name
 from ..files import check_folder
 from ..sweeping.engine import Outcome, run_sweep
+from ..sweeping.workers import start_interpreter, workers_at_once
 from ..training.records import Emit
 from ..training.world import find_device
 from .cells import grid_of, plan_cells
@@ -72,15 +75,42 @@ def reproduce(
         places = ", ".join(map(str, sorted({cell.at for cell in planned})))
         raise ConfigError(f"no cell is left of preset {preset}, which has {there} at {places}")
     check_folder(Path(out))
-    outcome = run_sweep(
-        grid_of(cells),
-        Path(out),
-        device=device,
-        time_limit=time_limit,
-        progress=progress,
-        observer=observer,
-    )
+    probes = tuple(dict.fromkeys(name for exhibit in exhibits for name in exhibit.probes))
+    asked = (probes, Path(out), first_seed, str(find_device(device)), chosen.networks)
+    with _measuring_beside(*asked) if cells and probes else nullcontext() as beside:
+        outcome = run_sweep(
+            grid_of(cells),
+            Path(out),
+            device=device,
+            time_limit=time_limit,
+            progress=progress,
+            observer=observer,
+        )
+        if beside and not outcome.left:
+            beside.wait()
     if not outcome.left:
-        probes = dict.fromkeys(name for exhibit in exhibits for name in exhibit.probes)
-        measure_probes(probes, Path(out), first_seed, str(find_device(device)), chosen.networks, progress)
+        measure_probes(*asked, progress)
     return outcome
+
+
+@contextmanager
+def _measuring_beside(
+    names: Sequence[str], folder: Path, seed: int, device: str, most_networks: int | None
+) -> Iterator[subprocess.Popen[bytes] | None]:
+    """A process that measures on a core that training leaves idle; what it does not, is still to be done.
+
+    Trainings end one by one, and the longest leaves the other cores idle for long enough.
+    """
+    if device != "cpu" or workers_at_once() == 1:
+        yield None
+        return
+    asked = f"{names!r}, Path({str(folder)!r}), {seed!r}, {device!r}, {most_networks!r}, False"
+    code = f"import os; os.nice(19); from pathlib import Path; from {__package__} import theory_figures"
+    # What fails there fails here, too, and is said then.
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = start_interpreter(f"{code}; theory_figures.measure_probes({asked})", **quiet)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()

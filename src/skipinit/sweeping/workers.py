@@ -19,6 +19,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from queue import SimpleQueue
 from threading import Thread
+from typing import Any
 
 from ..errors import SkipinitError
 from ..training.control import Stop
@@ -61,24 +62,32 @@ def work(descriptor: int) -> None:
             send(RuntimeError(f"in a worker process:\n{traceback.format_exc()}"))
 
 
+def start_interpreter(code: str, count: int = 1, **options: Any) -> subprocess.Popen[bytes]:
+    """A process that runs some code of ours, one of `count`; it can import what this one can."""
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
+        "OMP_NUM_THREADS": str(cpu_threads()),
+        "LOCAL_WORLD_SIZE": str(count),  # who decodes images shares the cores by it
+    }
+    # Blocked signals stay so in a new process: Ctrl-C goes to the whole group, and SIGTERM often, but only
+    # this process decides when to stop.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-P", "-c", code], stdin=subprocess.DEVNULL, env=environment, **options
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 class _Worker:
     """A process that runs `work`, and the connection to it."""
 
-    def __init__(self, environment: dict[str, str]) -> None:
+    def __init__(self, count: int) -> None:
         self.connection, there = Pipe()
-        # Blocked signals stay so in a new process: Ctrl-C goes to the whole group, and SIGTERM often, but
-        # only this process decides when to stop.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
-        try:
-            self.process = subprocess.Popen(
-                [sys.executable, "-P", "-c", f"from {__name__} import work; work({there.fileno()})"],
-                pass_fds=[there.fileno()],
-                stdin=subprocess.DEVNULL,
-                env=environment,
-            )
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-            there.close()
+        with there:
+            code = f"from {__name__} import work; work({there.fileno()})"
+            self.process = start_interpreter(code, count, pass_fds=[there.fileno()])
 
     def close(self) -> str:
         """End it; how it ended."""
@@ -94,12 +103,7 @@ class Workers:
     device, grace = "cpu", math.inf  # a step is short, and a second Ctrl-C does not wait
 
     def __init__(self, count: int) -> None:
-        self.environment = os.environ | {
-            "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
-            "OMP_NUM_THREADS": str(cpu_threads()),
-            "LOCAL_WORLD_SIZE": str(count),  # who decodes images shares the cores by it
-        }
-        self.workers = {_Worker(self.environment) for _ in range(count)}
+        self.workers = {_Worker(count) for _ in range(count)}
         self.idle = [*self.workers]
         self.count = count
 
@@ -132,7 +136,7 @@ class Workers:
     def _replace(self, worker: _Worker) -> Lost:
         ended = worker.close()
         self.workers.remove(worker)
-        self.workers.add(new := _Worker(self.environment))
+        self.workers.add(new := _Worker(self.count))
         self.idle.append(new)
         return Lost(f"a worker process ({ended})", ended)
 
