@@ -20,6 +20,7 @@ from skipinit.errors import ConfigError
 from skipinit.nets.create import create_model
 from skipinit.nets.layers import l2_parameters
 from skipinit.probing.measure import probe
+from skipinit.training.world import leave_group
 from support.convert_models import CifarResNet, Lines, Odd, ResNet18, scalars, with_statistics
 from support.probe_models import ConvNeXt, PostActivationResNet, PreActivationResNet, ViT, images
 
@@ -352,7 +353,7 @@ def test_result_runs_distributed(ordinary, tmp_path):
         shared(IMAGES).square().mean().backward()
         shared(IMAGES).square().mean().backward()  # Complains if a parameter had no part in the first.
     finally:
-        torch.distributed.destroy_process_group()
+        leave_group()
     assert all(p.grad is not None for p in ordinary.parameters())
 
 

@@ -455,12 +455,13 @@ def test_function_under_another_name():
     assert convert(Function(lambda m, x: x + F.gelu(m.a(m.norm(x)))), X).num_blocks == 1
 
 
+class Fade(nn.Module):
+    def forward(self, x):
+        return 0.01 * x
+
+
 def test_signal_that_fades_is_named():
     """Layers without a skip, as in EfficientNets: only their norms kept the signal alive."""
-
-    class Fade(nn.Module):
-        def forward(self, x):
-            return 0.01 * x
 
     def fading():
         return nn.Sequential(nn.Linear(6, 6), Fade(), nn.BatchNorm1d(6))
@@ -468,3 +469,24 @@ def test_signal_that_fades_is_named():
     block = Block(ENDS["function"])
     with pytest.warns(UserWarning, match=r"signal fades on its way.*deviation of [0-9]e-0[4-9]"):
         convert(nn.Sequential(block, fading(), fading(), nn.Linear(6, 3)), X, seed=0)
+
+
+def test_signal_that_fades_before_a_norm_is_kept_alive(recwarn):
+    """The layer that fed the norm starts with the scale that the norm gave its output."""
+
+    def fading():
+        return nn.Sequential(Fade(), nn.Linear(6, 6), nn.BatchNorm1d(6))
+
+    conversion = convert(
+        nn.Sequential(Block(ENDS["function"]), fading(), fading(), nn.Linear(6, 3)), X, seed=0
+    )
+    net, changes = conversion.model, conversion.changes
+    assert not recwarn.list
+    assert [change.module for change in changes if "deviation 1" in change.added] == ["1.1", "2.1"]
+    after_one, after_two = net[:2](X), net[:3](X)
+    assert [out.std(correction=0).item() for out in (after_one, after_two)] == pytest.approx([1, 1], rel=1e-5)
+
+
+def test_signal_that_does_not_fade_is_left_alone():
+    model = nn.Sequential(Block(ENDS["function"]), nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
+    assert not any("deviation 1" in change.added for change in convert(model, X, seed=0).changes)

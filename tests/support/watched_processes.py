@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from skipinit.probing.watch import watch
+from skipinit.training.world import leave_group
 from support.probe_models import ViT, images
 
 
@@ -29,7 +30,7 @@ def train(rank: int, folder: str) -> None:
             F.cross_entropy(model(images(8, step)[rank::2]), torch.arange(8)[rank::2]).backward()
             optimizer.step()
     (Path(folder) / f"{rank}.json").write_text(watching.report().to_json())
-    dist.destroy_process_group()
+    leave_group()
 
 
 if __name__ == "__main__":

@@ -17,15 +17,17 @@ from ..probing.adds import BRANCH_SCALAR
 from ..probing.balance import ProbeReport
 from ..probing.forward import Inputs, Mode, check_model, example_inputs
 from ..probing.measure import measure
-from .changes import Conversion
+from .changes import Change, Conversion
 from .flow import Flow, find_flow
 from .folding import (
     compare_outputs,
     finite_outputs,
     in_double,
     is_batch_norm,
+    is_plain,
     rounding_tolerance,
     spread_of_output,
+    unit_spread,
 )
 from .plan import ClassifierStart, Plan, make_plan
 from .removal import unreached_norms
@@ -113,6 +115,8 @@ def convert(
         options = {"scheme": scheme, "biases": biases, "dropout": dropout, "exclude": exclude, "only": only}
         _check_in_double(model, inputs, difference, expected, **options)
     if plan.classifier_init != "he" and flow.classifier is not None and flow.classifier in selection:
+        if spread_of_output(converted.get_submodule(flow.classifier), converted, inputs) < _VANISHED:
+            _brighten(surgery, flow, selection, inputs)
         _start_classifier(converted, flow.classifier, inputs, plan)
     after = measure(converted, inputs, mode)
     unreached = [name for name in unreached_norms(converted, flow.norms) if name in selection]
@@ -256,6 +260,27 @@ def _check_in_double(
         f"in float64 by {exact:.1e}; a trained network does so less",
         stacklevel=4,
     )
+
+
+@torch.no_grad()
+def _brighten(surgery: Surgery, flow: Flow, selection: Selection, inputs: Inputs) -> None:
+    """Where the signal fades, as in layers that no skip leads around: start them as their norms would have.
+
+    The weights before a norm that is gone are scaled by what it would have divided by on these inputs.
+    """
+    removed = {change.module for change in surgery.changes if change.removed}
+    within = {norm for block in flow.blocks for norm in block.add.branch_norms}
+    names = [flow.feeders[norm] for norm in flow.norms if norm in removed - within and norm in flow.feeders]
+    layers = {
+        name: layer
+        for name in names
+        if flow.calls[name] == 1
+        and name in selection
+        and is_plain(layer := surgery.model.get_submodule(name))
+    }
+    unit_spread(layers.values(), surgery.model, inputs)
+    for name in layers:
+        surgery.changes.append(Change(None, name, "", "weights scaled to a signal of deviation 1"))
 
 
 @torch.no_grad()

@@ -6,7 +6,8 @@ In evaluation mode batch norm is a scale and a shift per channel. After a linear
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,9 +65,14 @@ def _exact(tensor: Tensor) -> Tensor:
     return tensor.to("cpu", torch.float64)
 
 
+def is_plain(layer: nn.Module) -> bool:
+    """Whether the output is linear in the weights; a subclass may use them in another way."""
+    return type(layer) in _FOLDABLE
+
+
 def can_fold(layer: nn.Module, affine: Affine) -> bool:
-    """Whether the layer is a plain one; a subclass may use its weights in another way."""
-    return type(layer) in _FOLDABLE and len(layer.get_parameter("weight")) == len(affine.scale)
+    """Whether the layer can take the scale and shift of its outputs into its weights."""
+    return is_plain(layer) and len(layer.get_parameter("weight")) == len(affine.scale)
 
 
 @torch.no_grad()
@@ -110,6 +116,24 @@ def spread_of_output(layer: nn.Module, model: nn.Module, inputs: Inputs) -> floa
     finally:
         hook.remove()
     return outputs[-1].std(correction=0).item()
+
+
+def unit_spread(layers: Iterable[nn.Module], model: nn.Module, inputs: Inputs) -> None:
+    """Scale the weights of some layers so that the output of each has a standard deviation of 1."""
+
+    def rescale(layer: nn.Module, _: object, output: Tensor) -> Tensor:
+        spread = output.std(correction=0).item()
+        if not 0 < spread < math.inf:
+            return output
+        layer.get_parameter("weight").div_(spread)
+        return output / spread  # what the layers after it are to see
+
+    hooks = [layer.register_forward_hook(rescale) for layer in layers]
+    try:
+        _outputs_in_evaluation(model, inputs)
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def in_double(value: Any) -> Any:

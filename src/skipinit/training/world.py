@@ -5,6 +5,7 @@ averages.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -150,7 +151,17 @@ def open_world(device_name: str) -> Iterator[World]:
     try:
         yield World(device, dist.get_rank(), size)
     finally:
-        dist.destroy_process_group()
+        leave_group()
+
+
+def leave_group() -> None:
+    """Leave the processes.
+
+    Gloo's thread needs Python's lock to drop the last reduction, and whoever destroys the group keeps that
+    lock while it waits for the thread: an end right after a reduction would hang for ever.
+    """
+    time.sleep(0.1)
+    dist.destroy_process_group()
 
 
 class RunningStatistics:
