@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from skipinit import ConfigError, ModelConfig, TheoryConfig, create_model, describe, list_models, list_schemes
+from skipinit.errors import SkipinitError
 from skipinit.nets.create import build
 
 
@@ -247,3 +248,16 @@ def test_patterns_select_models() -> None:
 def test_an_undefined_network_is_not_described_either() -> None:
     with pytest.raises(ConfigError, match=r"wrn16_2 and wrn22_2"):
         describe(ModelConfig("wrn17_2"))
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [("wrn10_1", {"num_classes": 10**6}), ("fc_linear", {"width": 9000})]
+)
+def test_weights_that_do_not_fit_are_refused_before_they_are_drawn(
+    name: str, options: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("skipinit.nets.layers._free_memory", lambda: 2**27)
+    line = r"out of memory: the weights take [\d.]+ [MG]iB, and 128 MiB are free; use a smaller network"
+    with pytest.raises(SkipinitError, match=line):
+        create_model(name, **options)
+    create_model("wrn10_1")

@@ -13,7 +13,7 @@ from ..config import ModelConfig, TheoryConfig
 from ..errors import ConfigError, system_errors_explained
 from .architectures import THEORY_NETWORKS, find_architecture
 from .blocks import ResidualNet
-from .layers import Layers, he, lecun, scale_by_depth, zero_last
+from .layers import Layers, he, lecun, require_memory, scale_by_depth, zero_last
 from .networks import resnet_v1, resnet_v2, theory_net, wide_resnet
 from .pretrained import load
 from .schemes import Design, resolve, settle
@@ -70,6 +70,7 @@ def build(config: ModelConfig | TheoryConfig, seed: int | None = None) -> Residu
     assert config.num_classes is not None
     parts = _PARTS[architecture.family](architecture, Layers(design), config.in_channels, config.num_classes)
     net = ResidualNet(config, config.in_channels, *parts)
+    require_memory(net)
     _initialize(net, design, generator)
     return net
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
 from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from ..errors import SkipinitError
+from ..notation import bytes_text
 from .merges import Add, DivideSqrt2, GhostBatchNorm2d, NormalizeOutput, NormalizeSkip, SkipInit
 from .schemes import Design
 
@@ -19,6 +23,29 @@ Layer = TypeVar("Layer", nn.Conv2d, nn.Linear)
 def weighted_layers(module: nn.Module) -> list[Weighted]:
     """The convolutions and dense layers of a module, in order."""
     return [m for m in module.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
+
+
+def require_memory(net: nn.Module) -> None:
+    """Raise where weights that are about to be drawn do not fit: the system grants memory it does not have.
+
+    It ends the process, or another one, when that is written to.
+    """
+    needed = sum(weight.nbytes for weight in net.parameters() if weight.device.type == "cpu")
+    free = _free_memory()
+    if needed > free:
+        raise SkipinitError(
+            f"out of memory: the weights take {bytes_text(needed)}, and {bytes_text(round(free))} are free; "
+            "use a smaller network"
+        )
+
+
+def _free_memory() -> float:
+    """Bytes that can be had without harm to other programs; infinite where the system does not say."""
+    with suppress(OSError):
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return 1024 * float(line.split()[1])
+    return math.inf
 
 
 @torch.no_grad()

@@ -16,7 +16,7 @@ from ..config import TheoryConfig
 from ..errors import unknown_name
 from .architectures import THEORY_NETWORKS, Architecture
 from .blocks import PostActivationBlock, PreActivationBlock, ResidualNet, transition_kind
-from .layers import Layers, Named, empty_conv, empty_linear, he, lecun
+from .layers import Layers, Named, empty_conv, empty_linear, he, lecun, require_memory
 from .merges import Add, GhostBatchNorm2d
 
 _WIDE_STEM = 16
@@ -166,5 +166,6 @@ def theory_net(config: TheoryConfig, generator: torch.Generator | None = None) -
         PreActivationBlock(before(width), weights(), Add()) for _ in range(config.blocks)
     ]
     net = ResidualNet(config, channels, stem, blocks, {})
+    require_memory(net)
     (he if kind.relu else lecun)(net, generator)
     return net
