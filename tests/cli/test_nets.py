@@ -6,6 +6,7 @@ import dataclasses
 import json
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -96,3 +97,22 @@ def test_flags_cover_every_option_and_every_axis() -> None:
     assert {flag for flag in flags if flag.startswith("no_")} == {"no_biases", "no_scalar_bias"}
     axes = {field.name for field in dataclasses.fields(AxisFlags)}
     assert axes == AXES.keys() - {"model"}, "the model is positional"
+
+
+def test_an_interrupt_in_a_destructor_is_not_lost(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Python itself would report and ignore it."""
+
+    class Interrupted:
+        def __del__(self) -> None:
+            raise KeyboardInterrupt
+
+    def command(_: object) -> int:
+        Interrupted()
+        time.sleep(5)
+        return 0
+
+    monkeypatch.setattr("skipinit.cli.app.run", command)
+    assert main(["models"]) == 130
+    assert capsys.readouterr().err == "skipinit: interrupted\n"

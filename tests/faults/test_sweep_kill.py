@@ -132,7 +132,11 @@ def _drive(out: Path) -> subprocess.Popen[str]:
 
 
 def _workers(driver: subprocess.Popen[str]) -> list[int]:
-    return [*map(int, Path(f"/proc/{driver.pid}/task/{driver.pid}/children").read_text().split())]
+    """Its children; none if it has ended."""
+    children = Path(f"/proc/{driver.pid}/task/{driver.pid}/children")
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return [*map(int, children.read_text().split())]
+    return []
 
 
 def _gone(pids: list[int]) -> bool:
@@ -210,7 +214,7 @@ def test_signals_of_every_kind_to_driver_group_and_workers(tmp_path: Path, tortu
             with _drive(out) as driver:
                 try:
                     time.sleep(generator.uniform(0, 20))
-                    pids = _workers(driver) if driver.poll() is None else []
+                    pids = _workers(driver)
                     for words in generator.choice(_SENT):
                         _send(driver, words)
                         torture.count("kills")

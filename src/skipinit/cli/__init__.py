@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import _thread
 import io
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from threading import Timer
 
 from .. import __version__
 from ..errors import SkipinitError, system_errors_explained
@@ -24,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         from .app import run  # inside: who interrupts while it loads gets one line, too
 
-        with system_errors_explained():
+        with system_errors_explained(), _no_interrupt_lost():
             code = run(arguments or ["--help"])
             sys.stdout.flush()  # a full disk is met here, not after the exit code is decided
             return code
@@ -41,3 +44,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError:  # what is left in the buffer has nowhere to go
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return code
+
+
+@contextmanager
+def _no_interrupt_lost() -> Iterator[None]:
+    """Python reports and ignores what is raised in a destructor; Ctrl-C that lands in one is sent again."""
+    before = sys.unraisablehook
+
+    def send_again(raised: sys.UnraisableHookArgs) -> None:
+        if isinstance(raised.exc_value, KeyboardInterrupt):
+            Timer(0.01, _thread.interrupt_main).start()  # not at once, which would be in the destructor
+        else:
+            before(raised)
+
+    sys.unraisablehook = send_again
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before

@@ -248,6 +248,8 @@ def transaction(connection: sqlite3.Connection, path: Path) -> Iterator[None]:
 
 
 _DAMAGED = "the file is damaged; take a backup, or import an export into a new folder"
+_WORDS_OF_DAMAGE = ("decode to UTF-8", "user-defined function", "unsupported file format")
+"""Of errors that have no code of their own: text that is none, its checksum, a version that is none."""
 _REASONS = {
     sqlite3.SQLITE_FULL: "the disk is full; what was recorded is safe: make room and run it again",
     sqlite3.SQLITE_IOERR: "the disk is full or failing; what was recorded is safe: mend it and run it again",
@@ -276,7 +278,7 @@ def explained(path: Path) -> Iterator[None]:
         except sqlite3.Error as error:
             if interrupted:
                 raise KeyboardInterrupt from error
-            if "decode to UTF-8" in str(error) or "user-defined function" in str(error):  # text that is none
+            if any(words in str(error) for words in _WORDS_OF_DAMAGE):
                 raise damaged(path) from error
             primary_code = getattr(error, "sqlite_errorcode", 0) & 0xFF
             if primary_code not in _REASONS:
