@@ -13,7 +13,7 @@ test: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup  # two workers on two cores: more threads would only fight
 
 quick: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup --quick  # no test that trains, starts a process or builds for long
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup --quick  # no test that trains, starts a process, builds or draws for long
 
 torture: $(READY)
 	OMP_NUM_THREADS=1 SKIPINIT_TORTURE=$${SKIPINIT_TORTURE:-3600} $(BIN)/python -m pytest -n 2 --dist loadgroup tests/faults  # seconds

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import subprocess
-import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterator
 from multiprocessing.process import BaseProcess
 from typing import Any
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 
-_BACKWARD_PASSES = 10
-_SECONDS = 0.5
+_BACKWARD_PASSES, _MODULES, _PICTURES = 10, 200, 2
+"""Of one test, from which on it is not quick."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`make quick` gives it."""
     parser.addoption(
-        "--quick", action="store_true", help="leave out what trains, starts a process or builds for long"
+        "--quick", action="store_true", help="leave out what takes long: training, processes, large networks"
     )
 
 
@@ -34,52 +34,44 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-@dataclass
-class Work:
-    """What the test that is running has done so far."""
-
-    backward_passes: int = 0
-    began: float = 0.0
-    """In seconds of the CPU: what else runs on the machine changes nothing."""
-
-
 @pytest.fixture(scope="session", autouse=True)
-def work(request: pytest.FixtureRequest) -> Iterator[Work]:
-    """Counted for every test. With --quick a test is skipped the moment it does what takes long.
+def work_done(request: pytest.FixtureRequest) -> Iterator[Counter[str]]:
+    """What the test has done so far. With --quick it is skipped the moment it does what takes long.
 
     So what is quick follows from what a test does, and nobody keeps a list.
     """
-    done = Work()
-    popen, backward, build = subprocess.Popen.__init__, torch.Tensor.backward, torch.nn.Module.__init__
+    done: Counter[str] = Counter()
+
+    def limited(function: Callable[..., Any], what: str, most: int) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            done[what] += 1
+            if done[what] > most:
+                pytest.skip(what)
+            return function(*args, **options)
+
+        return call
+
+    popen = subprocess.Popen.__init__
 
     def start_program(self: Any, args: Any, *rest: Any, **options: Any) -> None:
         if args[0] != "git":  # it says in milliseconds which commit this is
             pytest.skip("starts a process")
         popen(self, args, *rest, **options)
 
-    def start_process(self: BaseProcess) -> None:
-        pytest.skip("starts a process")
-
-    def go_backward(self: torch.Tensor, *args: Any, **options: Any) -> None:
-        done.backward_passes += 1
-        if done.backward_passes > _BACKWARD_PASSES:
-            pytest.skip("trains")
-        backward(self, *args, **options)
-
-    def build_module(self: torch.nn.Module, *args: Any, **options: Any) -> None:
-        if time.process_time() - done.began > _SECONDS:
-            pytest.skip("builds large networks, or many")
-        build(self, *args, **options)
-
     with pytest.MonkeyPatch.context() as patch:
         if request.config.getoption("quick"):
             patch.setattr(subprocess.Popen, "__init__", start_program)
-            patch.setattr(BaseProcess, "start", start_process)
-            patch.setattr(torch.Tensor, "backward", go_backward)
-            patch.setattr(torch.nn.Module, "__init__", build_module)
+            for owner, name, what, most in (
+                (BaseProcess, "start", "starts a process", 0),
+                (torch.Tensor, "backward", "trains", _BACKWARD_PASSES),
+                (torch.nn.Module, "__init__", "builds large networks, or many", _MODULES),
+                (Figure, "savefig", "draws many pictures", _PICTURES),
+            ):
+                patch.setattr(owner, name, limited(getattr(owner, name), what, most))
         yield done
 
 
 @pytest.fixture(autouse=True)
-def _begin_anew(work: Work) -> None:
-    work.backward_passes, work.began = 0, time.process_time()
+def _count_anew(work_done: Counter[str]) -> None:
+    """For every test; what it shares with others is made before and does not count."""
+    work_done.clear()

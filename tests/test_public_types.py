@@ -65,9 +65,11 @@ def test_public_names_are_documented(name):
 def test_examples_of_docstrings_hold(name):
     """Those of the laboratory train, and write into folders."""
     names = PUBLIC | {"skipinit": skipinit, "torch": torch}
-    runner = doctest.DocTestRunner()
     example = doctest.DocTestParser().get_doctest(PUBLIC[name].__doc__, names, name, None, 0)
-    assert runner.run(example).failed == 0
+    try:
+        doctest.DebugRunner().run(example)
+    except doctest.UnexpectedException as raised:
+        raise raised.exc_info[1] from None
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ def test_damage_is_named_or_harmless(kind: str, whole: Path, tmp_path: Path, tor
             result = read(path)
         except SkipinitError as error:
             line = str(error)
-        except BaseException as error:
+        except Exception as error:
             raise AssertionError(f"seed {seed}: {type(error).__name__}: {error}") from error
         else:
             assert equal(result, expected), f"seed {seed}: read as something else"

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import _thread
 import io
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from threading import Timer
 
 from .. import __version__
 from ..errors import SkipinitError, system_errors_explained
@@ -53,7 +52,10 @@ def _no_interrupt_lost() -> Iterator[None]:
 
     def send_again(raised: sys.UnraisableHookArgs) -> None:
         if isinstance(raised.exc_value, KeyboardInterrupt):
-            Timer(0.01, _thread.interrupt_main).start()  # not at once, which would be in the destructor
+            main_thread = threading.main_thread().ident
+            assert main_thread is not None, "it runs"
+            # Not at once, which would be in the destructor again.
+            threading.Timer(0.01, signal.pthread_kill, (main_thread, signal.SIGINT)).start()
         else:
             before(raised)
 
