@@ -150,12 +150,14 @@ def open_world(device_name: str) -> Iterator[World]:
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
         yield World(device, dist.get_rank(), size)
-    finally:
-        leave_group()
+    except BaseException:
+        dist.destroy_process_group()  # at once: where a process was lost, torchrun ends the others
+        raise
+    leave_group()
 
 
 def leave_group() -> None:
-    """Leave the processes.
+    """Leave the processes in good order.
 
     Gloo's thread needs Python's lock to drop the last reduction, and whoever destroys the group keeps that
     lock while it waits for the thread: an end right after a reduction would hang for ever.
