@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
 from pathlib import Path
 
 from ..config import Precision
@@ -12,7 +11,7 @@ from ..errors import ConfigError, system_errors_explained, unknown_name
 from ..files import check_folder
 from ..sweeping.engine import Outcome, run_sweep
 from ..sweeping.workers import start_interpreter, workers_at_once
-from ..training.records import Emit
+from ..training.records import Emit, Event
 from ..training.world import find_device
 from .cells import grid_of, plan_cells
 from .exhibits import METHODS, find_exhibits
@@ -77,40 +76,65 @@ def reproduce(
     check_folder(Path(out))
     probes = tuple(dict.fromkeys(name for exhibit in exhibits for name in exhibit.probes))
     asked = (probes, Path(out), first_seed, str(find_device(device)), chosen.networks)
-    with _measuring_beside(*asked) if cells and probes else nullcontext() as beside:
+    with _Beside(observer, *asked) as beside:
         outcome = run_sweep(
             grid_of(cells),
             Path(out),
             device=device,
             time_limit=time_limit,
             progress=progress,
-            observer=observer,
+            observer=beside.take,
         )
-        if beside and not outcome.left:
+        if not outcome.left:
             beside.wait()
     if not outcome.left:
         measure_probes(*asked, progress)
     return outcome
 
 
-@contextmanager
-def _measuring_beside(
-    names: Sequence[str], folder: Path, seed: int, device: str, most_networks: int | None
-) -> Iterator[subprocess.Popen[bytes] | None]:
-    """A process that measures on a core that training leaves idle; what it does not, is still to be done.
+class _Beside:
+    """A process that measures networks on a core that training leaves idle; what it does not, is still to do.
 
-    Trainings end one by one, and the longest leaves the other cores idle for long enough.
+    Trainings end one by one, and the longest leaves the other cores idle. It begins with the first event of
+    a training: by then it is known that there are data, and that something may be written.
     """
-    if device != "cpu" or workers_at_once() == 1:
-        yield None
-        return
-    asked = f"{names!r}, Path({str(folder)!r}), {seed!r}, {device!r}, {most_networks!r}, False"
-    code = f"import os; os.nice(19); from pathlib import Path; from {__package__} import theory_figures"
-    # What fails there fails here, too, and is said then.
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    process = start_interpreter(f"{code}; theory_figures.measure_probes({asked})", **quiet)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
+
+    def __init__(
+        self,
+        observer: Emit | None,
+        names: Sequence[str],
+        folder: Path,
+        seed: int,
+        device: str,
+        most_networks: int | None,
+    ) -> None:
+        self.observer = observer
+        self.useful = bool(names) and device == "cpu" and workers_at_once() > 1
+        asked = f"{names!r}, Path({str(folder)!r}), {seed!r}, {device!r}, {most_networks!r}, False"
+        self.code = (
+            f"import os; os.nice(19); from pathlib import Path; from {__package__} import theory_figures; "
+            f"theory_figures.measure_probes({asked})"
+        )
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def take(self, event: Event) -> None:
+        """Begin, if it has not and is of use; then tell the observer."""
+        if self.useful and self.process is None:
+            # What fails there fails here, too, and is said then.
+            quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+            self.process = start_interpreter(self.code, **quiet)
+        if self.observer:
+            self.observer(event)
+
+    def wait(self) -> None:
+        """Until it has measured everything, or failed."""
+        if self.process:
+            self.process.wait()
+
+    def __enter__(self) -> _Beside:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self.process:
+            self.process.kill()
+            self.process.wait()
