@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 import shutil
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -136,5 +138,21 @@ def test_a_damaged_definition_that_is_no_text_is_named(whole: Path, tmp_path: Pa
     content = path.read_bytes()
     assert content.count(b"CREATE TABLE trials (") == 1
     path.write_bytes(content.replace(b"CREATE TABLE trials (", b"CREATE TABLE tr\x89als )"))
+    with pytest.raises(SkipinitError, match="damaged"):
+        skipinit.results(tmp_path / "run")
+
+
+@pytest.mark.parametrize("table", ["trials", "sqlite_autoindex_trials_1"])
+def test_a_page_that_says_it_is_empty_is_named(table: str, whole: Path, tmp_path: Path) -> None:
+    """To SQLite such a page is in order: the trials would be gone without a word."""
+    path = shutil.copytree(whole / "run", tmp_path / "run") / "sweep.sqlite"
+    with closing(sqlite3.connect(path)) as connection:
+        [(page,)] = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", (table,))
+        [(size,)] = connection.execute("PRAGMA page_size")
+    content = bytearray(path.read_bytes())
+    cells = slice((page - 1) * size + 3, (page - 1) * size + 5)  # of the header of a b-tree's page
+    assert content[cells] == b"\0\1"
+    content[cells] = b"\0\0"
+    path.write_bytes(content)
     with pytest.raises(SkipinitError, match="damaged"):
         skipinit.results(tmp_path / "run")

@@ -120,7 +120,7 @@ def connect(path: Path, *, write: bool) -> sqlite3.Connection:
                 with transaction(connection, path):
                     _MIGRATIONS[number](connection, path)
                     connection.execute("UPDATE meta SET value = ? WHERE name = 'schema'", (number + 1,))
-            _check_columns(connection, path)
+            _check_tables(connection, path)
             if write:
                 connection.execute("PRAGMA journal_mode = WAL")  # readers never wait, nor make anyone wait
                 connection.executescript(_SEALS)
@@ -178,14 +178,23 @@ def _schema(connection: sqlite3.Connection, path: Path) -> int:
     return int(meta["schema"])
 
 
-def _check_columns(connection: sqlite3.Connection, path: Path) -> None:
-    """Damage can reach the tables' definitions, too."""
+def _check_tables(connection: sqlite3.Connection, path: Path) -> None:
+    """Damage can reach the tables' definitions and, in silence, how many rows a page says it has."""
     try:
         connection.execute(f"SELECT key, checksum, {CHECKSUM_OF_TRIAL} FROM trials LIMIT 0")
         connection.execute(f"SELECT trial, checksum, {CHECKSUM_OF_EPOCH} FROM metrics LIMIT 0")
         connection.execute(f"SELECT trial, checksum, {CHECKSUM_OF_MEASUREMENT} FROM measurements LIMIT 0")
+        # One statement: what a writer adds meanwhile is in both counts or in neither.
+        [(complete,)] = connection.execute(
+            "SELECT (SELECT count(*) FROM trials NOT INDEXED)"
+            " = (SELECT count(*) FROM trials INDEXED BY sqlite_autoindex_trials_1)"
+        )
     except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode != sqlite3.SQLITE_ERROR:  # of the disk or of another program's lock
+            raise
         raise damaged(path) from error
+    if not complete:
+        raise damaged(path)
 
 
 def _settle_trials(connection: sqlite3.Connection, path: Path) -> None:

@@ -142,9 +142,11 @@ class Store:
         """Every recorded epoch of a trial."""
         with explained(self.path):
             rows = self._connection.execute(_SELECT_CURVE, (id,)).fetchall()
-        if not all(whole for *_, whole in rows):
+        curve = [EpochRecord(*row[:-1]) for row in rows]
+        gaps = any(epoch.epoch != curve[0].epoch + after for after, epoch in enumerate(curve))
+        if gaps or not all(whole for *_, whole in rows):
             raise damaged(self.path)
-        return [EpochRecord(*row[:-1]) for row in rows]
+        return curve
 
     def measurements(self, id: str) -> list[Measurement]:
         """What a watch has seen of a trial, by step."""
