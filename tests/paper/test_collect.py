@@ -45,10 +45,10 @@ def test_a_reduced_number_never_passes_for_the_papers() -> None:
 def test_who_trains_may_be_seen_under_several_presets_how_well_may_not() -> None:
     """Depth 16 in full, the others in brief: numbers of one are no match for numbers of the other."""
     shallow = (each for each in trials("paper", names=("table1",)) if each.config.model.name == "wrn16_2")
-    deep = (each for each in trials("reduced", names=("table1",)) if each.config.model.name != "wrn16_2")
+    deep = (each for each in trials("brief", names=("table1",)) if each.config.model.name != "wrn16_2")
     both = make_collection(shallow, deep)
     ((label, found),) = both.judge("batchnorm-trains-at-any-depth").evidence.items()
-    assert (label, found.state) == ("reduced", "holds")
+    assert (label, found.state) == ("brief", "holds")
     assert "depth 16 (under paper)" in found.words
     assert "depth 1000 (after 1 epoch only)" in found.words
     assert not both.judge("skipinit-slightly-below-batchnorm").evidence
@@ -115,16 +115,16 @@ def padded_by_zeros(preset: str) -> Iterator[Trial]:
 
 @pytest.mark.usefixtures("_changed")
 def test_an_earlier_protocol_says_who_trains_and_not_how_well() -> None:
-    earlier = make_collection(padded_by_zeros("reduced"))
+    earlier = make_collection(padded_by_zeros("brief"))
     assert {cell.earlier for cell in first_set(earlier)} == {"crops padded by zeros, He classifier"}
     trains = earlier.judge("batchnorm-trains-at-any-depth")
     assert trains.state == "holds"
     assert (
-        "depth 16 (crops padded by zeros, He classifier): batchnorm 93.5" in trains.evidence["reduced"].words
+        "depth 16 (crops padded by zeros, He classifier): batchnorm 93.5" in trains.evidence["brief"].words
     )
     assert (
         "depth 1000 (after 1 epoch only, crops padded by zeros, He classifier)"
-        in trains.evidence["reduced"].words
+        in trains.evidence["brief"].words
     )
     assert earlier.judge("alpha-one-fails-deep").state == "holds"
     assert earlier.judge("skipinit-slightly-below-batchnorm").state == "not measured yet"

@@ -45,7 +45,7 @@ def reproduce(
 
     Args:
         names: What to make.
-        preset: smoke, demo, quick, reduced or paper; --list says what each costs.
+        preset: smoke, demo, quick, brief, reduced or paper; --list says what each costs.
         out: Folder for what is measured; several presets may share it.
         list_: Only say what there is, in how many trials, and what it would cost on this machine.
         methods: Only these columns: see --list.

@@ -17,27 +17,20 @@ from ..probing.adds import BRANCH_SCALAR
 from ..probing.balance import ProbeReport
 from ..probing.forward import Inputs, Mode, check_model, example_inputs
 from ..probing.measure import measure
-from .changes import Change, Conversion
+from .changes import Conversion
+from .first_outputs import start_outputs
 from .flow import Flow, find_flow
 from .folding import (
     compare_outputs,
     finite_outputs,
     in_double,
     is_batch_norm,
-    is_plain,
     rounding_tolerance,
-    spread_of_output,
-    unit_spread,
 )
 from .plan import ClassifierStart, Plan, make_plan
 from .removal import unreached_norms
 from .selection import Choice, Selection, make_selection
 from .surgery import Surgery, disable_inplace
-
-_VANISHED = 1e-3
-"""Standard deviation of outputs from which nothing is learned."""
-_FIRST_OUTPUTS = 1.0
-"""Standard deviation of the first outputs: the cross-entropy is within 1/2 of that of chance."""
 
 
 def convert(
@@ -114,10 +107,7 @@ def convert(
     if difference is not None and not difference <= rounding_tolerance(expected):
         options = {"scheme": scheme, "biases": biases, "dropout": dropout, "exclude": exclude, "only": only}
         _check_in_double(model, inputs, difference, expected, **options)
-    if plan.classifier_init != "he" and flow.classifier is not None and flow.classifier in selection:
-        if spread_of_output(converted.get_submodule(flow.classifier), converted, inputs) < _VANISHED:
-            _brighten(surgery, flow, selection, inputs)
-        _start_classifier(converted, flow.classifier, inputs, plan)
+    start_outputs(surgery, inputs)
     after = measure(converted, inputs, mode)
     unreached = [name for name in unreached_norms(converted, flow.norms) if name in selection]
     left = surgery.left | dict.fromkeys(unreached, "not reached by the inputs")
@@ -260,47 +250,6 @@ def _check_in_double(
         f"in float64 by {exact:.1e}; a trained network does so less",
         stacklevel=4,
     )
-
-
-@torch.no_grad()
-def _brighten(surgery: Surgery, flow: Flow, selection: Selection, inputs: Inputs) -> None:
-    """Where the signal fades, as in layers that no skip leads around: start them as their norms would have.
-
-    The weights before a norm that is gone are scaled by what it would have divided by on these inputs.
-    """
-    removed = {change.module for change in surgery.changes if change.removed}
-    within = {norm for block in flow.blocks for norm in block.add.branch_norms}
-    names = [flow.feeders[norm] for norm in flow.norms if norm in removed - within and norm in flow.feeders]
-    layers = {
-        name: layer
-        for name in names
-        if flow.calls[name] == 1
-        and name in selection
-        and is_plain(layer := surgery.model.get_submodule(name))
-    }
-    unit_spread(layers.values(), surgery.model, inputs)
-    for name in layers:
-        surgery.changes.append(Change(None, name, "", "weights scaled to a signal of deviation 1"))
-
-
-@torch.no_grad()
-def _start_classifier(model: nn.Module, classifier: str, inputs: Inputs, plan: Plan) -> None:
-    """Zero, or as small as outputs of standard deviation 1 need it. One tied to an embedding is left."""
-    layer = model.get_submodule(classifier)
-    weight = layer.get_parameter("weight")
-    if any(isinstance(module, nn.Embedding) and module.weight is weight for module in model.modules()):
-        return
-    spread = spread_of_output(layer, model, inputs)
-    if spread < _VANISHED:
-        warnings.warn(
-            f"the signal fades on its way: the outputs have a standard deviation of {spread:.0e}; layers "
-            "that no skip leads around need their norms, exclude= keeps them",
-            stacklevel=3,
-        )
-    if plan.classifier_init == "zero":
-        weight.zero_()
-    elif spread > _FIRST_OUTPUTS and math.isfinite(spread):
-        weight.mul_(_FIRST_OUTPUTS / spread)
 
 
 def _list(reasons: Mapping[str, str], most: int = 6) -> str:

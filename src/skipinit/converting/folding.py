@@ -6,8 +6,7 @@ In evaluation mode batch norm is a scale and a shift per channel. After a linear
 from __future__ import annotations
 
 import copy
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,7 +87,7 @@ def fold(layer: nn.Module, affine: Affine) -> None:
 
 def finite_outputs(model: nn.Module, inputs: Inputs) -> list[Tensor]:
     """The floating-point outputs in evaluation mode; raises if one is not finite."""
-    outputs = _outputs_in_evaluation(model, inputs)
+    outputs = outputs_in_evaluation(model, inputs)
     if not all(bool(output.isfinite().all()) for output in outputs):
         raise SkipinitError(
             f"{type(model).__name__} gives NaN or infinity in evaluation mode: there is no function to keep; "
@@ -99,41 +98,12 @@ def finite_outputs(model: nn.Module, inputs: Inputs) -> list[Tensor]:
 
 def compare_outputs(model: nn.Module, inputs: Inputs, expected: Sequence[Tensor]) -> float:
     """max |output - expected| / max |expected| in evaluation mode."""
-    return _largest_difference(_outputs_in_evaluation(model, inputs), expected)
+    return _largest_difference(outputs_in_evaluation(model, inputs), expected)
 
 
 def rounding_tolerance(outputs: Sequence[Tensor]) -> float:
     """The square root of the coarsest rounding error: more than folding costs, less than a mistake does."""
     return max((torch.finfo(tensor.dtype).eps ** 0.5 for tensor in outputs), default=0.0)
-
-
-def spread_of_output(layer: nn.Module, model: nn.Module, inputs: Inputs) -> float:
-    """The standard deviation of a layer's output while the model runs in evaluation mode."""
-    outputs: list[Tensor] = []
-    hook = layer.register_forward_hook(lambda _, __, output: outputs.append(output))
-    try:
-        _outputs_in_evaluation(model, inputs)
-    finally:
-        hook.remove()
-    return outputs[-1].std(correction=0).item()
-
-
-def unit_spread(layers: Iterable[nn.Module], model: nn.Module, inputs: Inputs) -> None:
-    """Scale the weights of some layers so that the output of each has a standard deviation of 1."""
-
-    def rescale(layer: nn.Module, _: object, output: Tensor) -> Tensor:
-        spread = output.std(correction=0).item()
-        if not 0 < spread < math.inf:
-            return output
-        layer.get_parameter("weight").div_(spread)
-        return output / spread  # what the layers after it are to see
-
-    hooks = [layer.register_forward_hook(rescale) for layer in layers]
-    try:
-        _outputs_in_evaluation(model, inputs)
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def in_double(value: Any) -> Any:
@@ -148,7 +118,7 @@ def in_double(value: Any) -> Any:
 
 
 @torch.no_grad()
-def _outputs_in_evaluation(model: nn.Module, inputs: Inputs) -> list[Tensor]:
+def outputs_in_evaluation(model: nn.Module, inputs: Inputs) -> list[Tensor]:
     """The floating-point tensors of the model's output; its training mode is left as it was."""
     modes = [(module, module.training) for module in model.modules()]
     args, kwargs = arguments_of(model, inputs)

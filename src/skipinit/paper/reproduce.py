@@ -44,7 +44,7 @@ def reproduce(
     Args:
         names: `table1` to `table7`, `figure2` to `figure8`, or `all`.
         out: folder for what is measured; several presets may share it.
-        preset: how much to run: `smoke`, `demo`, `quick`, `reduced` or `paper`.
+        preset: how much to run: `smoke`, `demo`, `quick`, `brief`, `reduced` or `paper`.
         methods: only these columns; all if none is given.
         at: only these depths or batch sizes; all if none is given.
         seeds: at most so many runs at each rate.

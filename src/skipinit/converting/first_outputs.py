@@ -1,0 +1,99 @@
+"""The first outputs of a converted network: not faded on the way, and near those of chance."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from ..probing.forward import Inputs
+from .changes import Change
+from .folding import is_plain, outputs_in_evaluation
+from .surgery import Surgery
+
+_VANISHED = 1e-3
+"""Standard deviation of outputs from which nothing is learned."""
+_FIRST_OUTPUTS = 1.0
+"""Standard deviation of the first outputs: the cross-entropy is within 1/2 of that of chance."""
+
+
+@torch.no_grad()
+def start_outputs(surgery: Surgery, inputs: Inputs) -> None:
+    """Start the classifier at zero, or as small as outputs of standard deviation 1 need it.
+
+    One tied to an embedding is left.
+    """
+    model, flow, plan = surgery.model, surgery.flow, surgery.plan
+    if plan.classifier_init == "he" or flow.classifier is None or flow.classifier not in surgery.selection:
+        return
+    layer = model.get_submodule(flow.classifier)
+    spread = _spread_of_output(layer, model, inputs)
+    if spread < _VANISHED:
+        _brighten(surgery, inputs)
+        spread = _spread_of_output(layer, model, inputs)
+    weight = layer.get_parameter("weight")
+    if any(isinstance(module, nn.Embedding) and module.weight is weight for module in model.modules()):
+        return
+    if spread < _VANISHED:
+        warnings.warn(
+            f"the signal fades on its way: the outputs have a standard deviation of {spread:.0e}; layers "
+            "that no skip leads around need their norms, exclude= keeps them",
+            stacklevel=4,
+        )
+    if plan.classifier_init == "zero":
+        weight.zero_()
+    elif spread > _FIRST_OUTPUTS and math.isfinite(spread):
+        weight.mul_(_FIRST_OUTPUTS / spread)
+
+
+def _brighten(surgery: Surgery, inputs: Inputs) -> None:
+    """Where the signal fades, as in layers that no skip leads around: start them as their norms would have.
+
+    The weights before a norm that is gone are scaled by what it would have divided by on these inputs.
+    """
+    model, flow = surgery.model, surgery.flow
+    removed = {change.module for change in surgery.changes if change.removed}
+    within = {norm for block in flow.blocks for norm in block.add.branch_norms}
+    names = [flow.feeders[norm] for norm in flow.norms if norm in removed - within and norm in flow.feeders]
+    layers = {
+        name: layer
+        for name in names
+        if flow.calls[name] == 1
+        and name in surgery.selection
+        and is_plain(layer := model.get_submodule(name))
+    }
+    _unit_spread(layers.values(), model, inputs)
+    for name in layers:
+        surgery.changes.append(Change(None, name, "", "weights scaled to a signal of deviation 1"))
+
+
+def _spread_of_output(layer: nn.Module, model: nn.Module, inputs: Inputs) -> float:
+    """The standard deviation of a layer's output while the model runs in evaluation mode."""
+    outputs: list[Tensor] = []
+    hook = layer.register_forward_hook(lambda _, __, output: outputs.append(output))
+    try:
+        outputs_in_evaluation(model, inputs)
+    finally:
+        hook.remove()
+    return outputs[-1].std(correction=0).item()
+
+
+def _unit_spread(layers: Iterable[nn.Module], model: nn.Module, inputs: Inputs) -> None:
+    """Scale the weights of some layers so that the output of each has a standard deviation of 1."""
+
+    def rescale(layer: nn.Module, _: object, output: Tensor) -> Tensor:
+        spread = output.std(correction=0).item()
+        if not 0 < spread < math.inf:
+            return output
+        layer.get_parameter("weight").div_(spread)
+        return output / spread  # what the layers after it are to see
+
+    hooks = [layer.register_forward_hook(rescale) for layer in layers]
+    try:
+        outputs_in_evaluation(model, inputs)
+    finally:
+        for hook in hooks:
+            hook.remove()
