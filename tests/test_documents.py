@@ -13,6 +13,7 @@ import re
 import shlex
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -196,6 +197,25 @@ def test_every_public_name_is_in_the_reference() -> None:
 
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 130
+
+
+@pytest.mark.parametrize("path", ["README.md", "docs/reproduce.md", "results/README.md"])
+def test_claims_are_counted_as_the_results_have_them(path: str, all_claims: Counter[str]) -> None:
+    text = (ROOT / path).read_text(encoding="utf-8")
+    state = (
+        r"(\d+) (?:hold|borne\s+out), (\d+) (?:do not|contradicted)[^.|]*?, (\d+) (?:are )?not decided yet"
+    )
+    counts = re.search(state, text)
+    assert counts is not None
+    found = ("holds", "does not hold", "not measured yet")
+    assert [int(each) for each in counts.groups()] == [all_claims[state] for state in found]
+
+
+@pytest.fixture(scope="module")
+def all_claims() -> Counter[str]:
+    """How many of the paper's statements are in which state, in all that lies in results/."""
+    judged = skipinit.claims([ROOT / "results", *sorted(ROOT.glob("results/*.jsonl"))])
+    return Counter(each.state for each in judged)
 
 
 def test_pictures_are_small() -> None:

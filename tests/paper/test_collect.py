@@ -119,9 +119,7 @@ def test_an_earlier_protocol_says_who_trains_and_not_how_well() -> None:
     assert {cell.earlier for cell in first_set(earlier)} == {"crops padded by zeros, He classifier"}
     trains = earlier.judge("batchnorm-trains-at-any-depth")
     assert trains.state == "holds"
-    assert (
-        "depth 16 (crops padded by zeros, He classifier): batchnorm 93.5" in trains.evidence["brief"].words
-    )
+    assert "depth 16 (crops padded by zeros, He classifier): batchnorm 93.5" in trains.evidence["brief"].words
     assert (
         "depth 1000 (after 1 epoch only, crops padded by zeros, He classifier)"
         in trains.evidence["brief"].words
