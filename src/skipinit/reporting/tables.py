@@ -1,9 +1,10 @@
 """A table of the paper beside what was measured, as plain rows for the page and the terminal; each cell's
-distance in words and in units of the paper's spread.
+distance in words and in units of the spread, the paper's and the measured one together.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -71,8 +72,9 @@ def _compare_numbers(published: Result, measured: Result, cell: ExhibitCell) -> 
         return "open", f"{words}; the paper gives no spread"
     # A printed zero is less than half of the last decimal.
     least = 0.5 * 10.0**-digits
+    spread = math.hypot(max(published.spread, least), measured.spread or 0.0)
     # Rounded, because 93.3 - 93.1 must not miss two spreads of 0.1 by the last bit.
-    spreads = round(abs(difference) / max(published.spread, least), 9)
+    spreads = round(abs(difference) / spread, 9)
     words = f"{words}, {'at least ' * (published.spread < least)}{spreads:.1f} spreads"
     return "agrees" if spreads <= FAR else "differs", words
 
