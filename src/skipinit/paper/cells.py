@@ -184,7 +184,7 @@ def _places(exhibit: Exhibit, preset: Preset, efforts: Mapping[int, Effort]) -> 
         for at in efforts:
             # Batch statistics of a ghost batch need a batch of that size.
             too_small = exhibit.axis == "batch_size" and at < (_ghost_batch(exhibit, METHODS[method]) or 0)
-            if not too_small:
+            if not too_small and (method, at) not in preset.omitted:
                 yield method, at
     if preset.methods is None:
         yield from ((method, at) for method, at in exhibit.unprinted.items() if at in efforts)
@@ -197,7 +197,7 @@ def _ghost_batch(exhibit: Exhibit, method: Method) -> int | None:
 def _plan(
     exhibit: Exhibit, method: Method, at: int, preset: Preset, effort: Effort, precision: Precision | None
 ) -> ExhibitCell:
-    data = effort.data or preset.data or exhibit.data
+    data = preset.data or exhibit.data
     published_batch = exhibit.batch_size or at
     batch_size = effort.batch_size or published_batch
     published = exhibit.cells.get((method.name, at))
