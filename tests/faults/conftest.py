@@ -8,6 +8,7 @@ failure names its seed, and `SKIPINIT_TORTURE_SEED` begins with it.
 from __future__ import annotations
 
 import os
+import sys
 from collections import Counter
 from typing import Any
 
@@ -37,6 +38,18 @@ def torture(request: pytest.FixtureRequest) -> Torture:
     return Torture(part, int(os.environ.get(_SEED, "0")), tally)
 
 
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Say at once what failed: hours may follow."""
+    if _SECONDS in os.environ and report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
+        print(f"\n{_repeat(report)}\n{report.longreprtext}", file=sys.stderr, flush=True)
+
+
+def _repeat(report: pytest.TestReport) -> str:
+    """How to repeat a failure."""
+    tally = dict(report.user_properties).get(_NAME, {})
+    return f"{_SECONDS}=1 {_SEED}={tally.get('seed', 0)} pytest '{report.nodeid}'"
+
+
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Print the counts of all tests, and how to repeat what failed."""
     if _SECONDS not in os.environ:
@@ -48,7 +61,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
             tally = dict(report.user_properties).get(_NAME, {})
             total.update({what: number for what, number in tally.items() if what != "seed"})
             if outcome == "failed":
-                failed.append(f"{_SECONDS}=1 {_SEED}={tally.get('seed', 0)} pytest '{report.nodeid}'")
+                failed.append(_repeat(report))
     terminalreporter.section("torture")
     for what, number in sorted(total.items()):
         terminalreporter.write_line(f"{number:>10,}  {what}")
