@@ -142,6 +142,16 @@ def test_a_damaged_definition_that_is_no_text_is_named(whole: Path, tmp_path: Pa
         skipinit.results(tmp_path / "run")
 
 
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_damaged_schema_number_is_named(number: int, whole: Path, tmp_path: Path) -> None:
+    """The tables would be brought up to date a second time."""
+    path = shutil.copytree(whole / "run", tmp_path / "run") / "sweep.sqlite"
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE meta SET value = ? WHERE name = 'schema'", (number,))
+    with pytest.raises(SkipinitError, match="damaged"):
+        skipinit.results(tmp_path / "run")
+
+
 @pytest.mark.parametrize("table", ["trials", "sqlite_autoindex_trials_1"])
 def test_a_page_that_says_it_is_empty_is_named(table: str, whole: Path, tmp_path: Path) -> None:
     """To SQLite such a page is in order: the trials would be gone without a word."""

@@ -86,6 +86,10 @@ END;
 """Whatever the writer changes gets its checksum; triggers of its own connection cannot be forgotten."""
 
 
+_OTHER_TABLES = re.compile("^(no such|duplicate column)|already exists$")
+"""SQLite's words where the tables are not those that the schema's number promises."""
+
+
 def utc_now() -> str:
     """This second, as text that sorts."""
     return datetime.now(UTC).isoformat(timespec="seconds")
@@ -126,8 +130,10 @@ def connect(path: Path, *, write: bool) -> sqlite3.Connection:
                 connection.executescript(_SEALS)
                 # A commit is on the disk when it returns: a finished trial survives the loss of power.
                 connection.execute("PRAGMA synchronous = FULL")
-        except BaseException:
+        except BaseException as error:
             connection.close()
+            if isinstance(error, sqlite3.OperationalError) and _OTHER_TABLES.search(str(error)):
+                raise damaged(path) from error
             raise
     return connection
 
@@ -180,19 +186,14 @@ def _schema(connection: sqlite3.Connection, path: Path) -> int:
 
 def _check_tables(connection: sqlite3.Connection, path: Path) -> None:
     """Damage can reach the tables' definitions and, in silence, how many rows a page says it has."""
-    try:
-        connection.execute(f"SELECT key, checksum, {CHECKSUM_OF_TRIAL} FROM trials LIMIT 0")
-        connection.execute(f"SELECT trial, checksum, {CHECKSUM_OF_EPOCH} FROM metrics LIMIT 0")
-        connection.execute(f"SELECT trial, checksum, {CHECKSUM_OF_MEASUREMENT} FROM measurements LIMIT 0")
-        # One statement: what a writer adds meanwhile is in both counts or in neither.
-        [(complete,)] = connection.execute(
-            "SELECT (SELECT count(*) FROM trials NOT INDEXED)"
-            " = (SELECT count(*) FROM trials INDEXED BY sqlite_autoindex_trials_1)"
-        )
-    except sqlite3.OperationalError as error:
-        if error.sqlite_errorcode != sqlite3.SQLITE_ERROR:  # of the disk or of another program's lock
-            raise
-        raise damaged(path) from error
+    connection.execute(f"SELECT key, checksum, {CHECKSUM_OF_TRIAL} FROM trials LIMIT 0")
+    connection.execute(f"SELECT trial, checksum, {CHECKSUM_OF_EPOCH} FROM metrics LIMIT 0")
+    connection.execute(f"SELECT trial, checksum, {CHECKSUM_OF_MEASUREMENT} FROM measurements LIMIT 0")
+    # One statement: what a writer adds meanwhile is in both counts or in neither.
+    [(complete,)] = connection.execute(
+        "SELECT (SELECT count(*) FROM trials NOT INDEXED)"
+        " = (SELECT count(*) FROM trials INDEXED BY sqlite_autoindex_trials_1)"
+    )
     if not complete:
         raise damaged(path)
 
