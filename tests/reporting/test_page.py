@@ -78,9 +78,11 @@ def full(text: str) -> Page:
 
 
 def test_only_what_agrees_is_green() -> None:
-    page = make_page(make_collection(trials("reduced", lambda _: (41.4, 1.0), names=("table1",))))
+    made = list(trials("reduced", lambda _: (41.4, 1.0), names=("table1",)))
+    page = make_page(make_collection(iter(made)))
     badges = re.findall(r'<span class="badge (\w+)">([^<]*)</span></td>', page)
-    assert len(badges) == 2 * 18, "Table 3 is read from the same trials"
+    cells = {replace(each.config, lr=1.0, seed=0) for each in made}
+    assert len(badges) == 2 * len(cells), "Table 3 is read from the same trials"
     assert not any(kind == "agrees" for kind, _ in badges), "all were reduced and none fails"
     assert ("open", "-51.9 points, 40 of 200 epochs") in badges
     failing = make_page(make_collection(trials("reduced", lambda _: None, names=("table1",))))
@@ -154,7 +156,7 @@ def test_the_opening_says_who_trains_who_stays_and_who_explodes() -> None:
     made = make_collection(trials("demo", scores, names=("table1",)))
     text = Page(make_page(made)).text
     assert text.count("explodes: SkipInit from α = 1") == 3
-    assert text.count("at chance: divided by √2") == 3
+    assert text.count("at chance: divided by √2") == 2, "at depth 100 the demo leaves it out"
     assert text.count("trains: batch norm, SkipInit (α = 0)") == 3
 
 
