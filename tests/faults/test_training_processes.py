@@ -96,8 +96,17 @@ def test_two_processes_have_the_numbers_of_one(tmp_path: Path, scheme: str, opti
         assert float((ours.double() - theirs.double()).norm()) <= 1e-3 * scale
 
 
-def test_running_averages_after_a_step_are_those_of_one_process(tmp_path: Path) -> None:
-    config = replace(_config("batchnorm", epochs=1, ghost_batch=16), batch_size=1442 // 2 // 32 * 32)
+@pytest.mark.parametrize(
+    "model",
+    [
+        ModelConfig("wrn10_1", "batchnorm", num_classes=10, in_channels=1, ghost_batch=16),
+        ModelConfig("wrn10_1", "batchnorm", num_classes=10, in_channels=1),
+        ModelConfig("support.own_models:normalized_blocks", "own", num_classes=10, in_channels=1),
+    ],
+    ids=["ghost batches", "the whole batch", "torch's batch norm"],
+)
+def test_all_that_a_step_changes_is_as_in_one_process(tmp_path: Path, model: ModelConfig) -> None:
+    config = replace(_config("batchnorm", epochs=1), model=model, batch_size=1442 // 2 // 32 * 32, watch=1)
     assert _train(config, tmp_path / "two", looks=0) == [0, 0]
     assert _train(config, tmp_path / "one", size=1, looks=0) == [0]
     two, one = (state(tmp_path / name) for name in ("two", "one"))
@@ -135,15 +144,13 @@ def test_models_of_the_users_own_are_shared_and_watched_by_one(tmp_path: Path) -
 
 
 def test_what_processes_cannot_share_is_refused_with_the_reason(tmp_path: Path) -> None:
-    assert _train(_config("batchnorm"), tmp_path / "whole") == [2, 2]
-    line = (tmp_path / "whole.error0").read_text()
-    assert line == (
-        "batch statistics over the whole batch of 128 need a single process; "
-        "give a ghost_batch that divides 64"
-    )
+    ghosts = replace(_config("batchnorm", ghost_batch=32), batch_size=96)
+    assert _train(ghosts, tmp_path / "ghosts") == [2, 2]
+    line = (tmp_path / "ghosts.error0").read_text()
+    assert line == "ghost_batch 32 does not divide the 48 examples of each process"
     assert _train(replace(_config("skipinit"), batch_size=127), tmp_path / "odd") == [2, 2]
     assert (tmp_path / "odd.error1").read_text() == "2 processes cannot share a batch of 127 evenly"
-    assert not (tmp_path / "whole").exists()
+    assert not (tmp_path / "ghosts").exists()
     assert not (tmp_path / "odd").exists()
 
 

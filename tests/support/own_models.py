@@ -61,6 +61,20 @@ def plain_blocks() -> nn.Module:
     return nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), _Plain(), _Plain(), nn.Flatten(), nn.Linear(256, 10))
 
 
+def normalized_blocks() -> nn.Module:
+    """For digits, with torch's own batch norm: moving averages, a cumulative one, no scale and shift."""
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1),
+        nn.BatchNorm2d(4),
+        _Plain(),
+        nn.BatchNorm2d(4, momentum=None),
+        _Plain(),
+        nn.Flatten(),
+        nn.BatchNorm1d(256, affine=False),
+        nn.Linear(256, 10),
+    )
+
+
 def for_photographs() -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(3, 4, 8, stride=8), _Plain(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2)

@@ -235,12 +235,6 @@ def test_processes_draw_each_their_own_and_the_same_again(data: str) -> None:
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
-def test_processes_cannot_share_batch_statistics(data: str) -> None:
-    world, shape = World(torch.device("cpu"), 0, 2), SimpleNamespace(shape=(1, 8, 8))
-    with pytest.raises(ConfigError, match="need a single process; remove them by convert"):
-        Run(_config(data), cast(Any, shape), world, 16)
-
-
 def test_on_a_gpu_they_step_in_turn_and_take_its_batches(
     data: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

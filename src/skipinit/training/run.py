@@ -22,12 +22,13 @@ from ..nets.create import build
 from ..nets.layers import Dropout
 from ..nets.own import is_own
 from ..probing.history import Measurement
+from .batch_statistics import RunningStatistics, ghost_of, share_statistics
 from .control import say_once
 from .optimizer import learning_rates, make_optimizer, momentum_buffers
 from .own_models import build_own, drawing_from
 from .records import EpochRecord
 from .sources import Source, summed_cross_entropy
-from .world import RunningStatistics, World
+from .world import World
 
 if TYPE_CHECKING:
     from .kernels.bfloat16 import RoundedWeights
@@ -78,6 +79,7 @@ class Run:
                     )
             compile_pieces(self.model)
         if world.size > 1:
+            share_statistics(self.model, world)
             self.network = _share_gradients(self.model)
         # On a GPU the small operations around the network become few kernels.
         compiled: Callable[[Any], Any] = torch.compile if device.type == "cuda" else lambda function: function
@@ -285,19 +287,7 @@ def _fit_micro_batch(model: nn.Module, config: TrainConfig, world: World, limit:
         raise ConfigError(f"{world.size} processes cannot share a batch of {config.batch_size} evenly")
     local = config.batch_size // world.size
     norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
-    ghosts = {getattr(norm, "ghost_batch", None) for norm in norms}  # torch's own knows only the whole batch
-    if not ghosts:
-        unit = 1
-    elif None in ghosts:
-        if world.size > 1:
-            own, divisor = is_own(config.model.name), f"give a ghost_batch that divides {local}"
-            raise ConfigError(
-                f"batch statistics over the whole batch of {config.batch_size} need a single process; "
-                + ("remove them by convert" if own else divisor)
-            )
-        unit = local
-    else:
-        unit = next(ghost for ghost in ghosts if ghost is not None)
-        if local % unit:
-            raise ConfigError(f"ghost_batch {unit} does not divide the {local} examples of each process")
+    unit = max((ghost_of(norm) or local for norm in norms), default=1)
+    if local % unit:
+        raise ConfigError(f"ghost_batch {unit} does not divide the {local} examples of each process")
     return min(max(limit // unit, 1) * unit, local)

@@ -1,6 +1,4 @@
-"""The processes that train one run together: one, or as many as torchrun started; and their running
-averages.
-"""
+"""The processes that train one run together: one, or as many as torchrun started."""
 
 from __future__ import annotations
 
@@ -13,10 +11,9 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..errors import ConfigError
-from ..nets.merges import GhostBatchNorm2d
 
 
 @dataclass(frozen=True)
@@ -164,41 +161,3 @@ def leave_group() -> None:
     """
     time.sleep(0.1)
     dist.destroy_process_group()
-
-
-class RunningStatistics:
-    """All running averages of a network as one vector; without norms or alone, nothing is done."""
-
-    def __init__(self, model: nn.Module, world: World, batch_size: int) -> None:
-        self.world = world
-        norms = [module for module in model.modules() if isinstance(module, GhostBatchNorm2d)]
-        averages = [average for norm in norms for average in (norm.running_mean, norm.running_var)]
-        self.averages = [average for average in averages if average is not None]
-        self.active = bool(norms) and world.size > 1
-        if self.active:
-            momentum, ghost = norms[0].momentum, norms[0].ghost_batch
-            assert momentum is not None
-            assert ghost is not None
-            self.keep = 1 - momentum
-            self.ghosts = batch_size // world.size // ghost
-
-    def remember(self) -> Tensor | None:
-        """The averages before a step."""
-        return self._flat() if self.active else None
-
-    @torch.no_grad()
-    def join(self, before: Tensor | None) -> None:
-        """Bring the averages after a step to what all ghosts together make of `before`."""
-        if before is None:
-            return
-        own = self._flat() - self.keep**self.ghosts * before
-        later = self.world.size - 1 - self.world.rank
-        joined = self.world.sum(own * self.keep ** (self.ghosts * later))
-        joined += self.keep ** (self.ghosts * self.world.size) * before
-        for average, value in zip(
-            self.averages, joined.split([a.numel() for a in self.averages]), strict=True
-        ):
-            average.copy_(value)
-
-    def _flat(self) -> Tensor:
-        return torch.cat(self.averages)
