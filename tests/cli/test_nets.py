@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -34,6 +35,15 @@ def test_help_and_lists_do_not_import_torch(arguments: list[str]) -> None:
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert out.splitlines()[-1] == "False"
+
+
+def test_waiting_threads_leave_their_core_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    for given, expected in (("", "PASSIVE"), ("ACTIVE", "ACTIVE")):
+        monkeypatch.setenv("OMP_WAIT_POLICY", given)
+        if not given:
+            monkeypatch.delenv("OMP_WAIT_POLICY")
+        main(["schemes"])
+        assert os.environ["OMP_WAIT_POLICY"] == expected
 
 
 def test_models_and_schemes_as_json(capsys: Printed) -> None:
