@@ -15,7 +15,7 @@ from skipinit.config import ModelConfig, TrainConfig
 from skipinit.nets.describe import describe
 from skipinit.paper import costs
 from skipinit.paper.cells import grid_of, plan_cells
-from skipinit.paper.costs import count_trials, count_work, estimate_costs, measure_step
+from skipinit.paper.costs import count_trials, count_work, ends_at_once, estimate_costs, measure_step
 from skipinit.paper.exhibits import EXHIBITS, Exhibit
 from skipinit.paper.presets import PRESETS
 
@@ -58,7 +58,20 @@ def test_costs_are_those_of_the_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["table3"]["smoke"] == pytest.approx(6 / 3 * 45 * (22 + 355 / 192))
     assert found["figure2"]["demo"] == 9, "three networks"
     assert list(found["figure3"]) == ["smoke", "quick", "reduced", "paper"], "the demo has none"
-    assert set(found) == set(EXHIBITS)
+    assert set(found) == {*EXHIBITS, "all"}
+    for preset in PRESETS:
+        alone = [found[name].get(preset, 0.0) for name in EXHIBITS]
+        assert max(alone) < found["all"][preset] <= sum(alone)
+    shared = found["figure6"]["reduced"]  # read from the trials of Figure 4
+    assert found["all"]["reduced"] <= sum(found[name]["reduced"] for name in EXHIBITS) - shared
+
+
+def test_runs_that_explode_at_once_take_no_time() -> None:
+    planned = plan_cells(EXHIBITS["table1"], PRESETS["paper"])
+    assert {(cell.method.name, cell.at) for cell in planned if ends_at_once(cell)} == {
+        ("skipinit alpha=1", 100),
+        ("skipinit alpha=1", 1000),
+    }
 
 
 def test_the_list_loads_no_compiler() -> None:

@@ -126,7 +126,7 @@ def _print_list(device: str) -> None:
     for name, costs in estimate_costs(where).items():
         times.add_row(name, *(_cost_text(costs.get(preset), where.type) for preset in PRESETS))
     console.print(about)
-    console.print(f"\nTime on this machine ({where.type}), estimated, each table or figure alone:")
+    console.print(f"\nTime on this machine ({where.type}), estimated, of each alone and of all together:")
     console.print(times)
 
 

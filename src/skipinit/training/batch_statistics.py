@@ -26,13 +26,13 @@ def share_statistics(model: nn.Module, world: World) -> None:
 
     torch's SyncBatchNorm does so on GPUs only, and averages the unbiased variance.
     """
+    # A compiled block stops there, asks the other processes, and goes on.
+    eagerly = torch.compiler.disable(_normalize_together)
     for norm in model.modules():
         if isinstance(norm, _BatchNorm) and ghost_of(norm) is None:
-            norm.forward = functools.partial(_normalize_together, norm, world)  # type: ignore[method-assign]
+            norm.forward = functools.partial(eagerly, norm, world)  # type: ignore[method-assign]
 
 
-# Not compiled: a compiled block stops here, asks the other processes, and goes on.
-@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _normalize_together(norm: _BatchNorm, world: World, x: Tensor) -> Tensor:
     """The forward pass of a batch norm whose batch lies in equal parts in all processes."""
     if not norm.training:
