@@ -49,6 +49,7 @@ def main():
     draw_heat_map(alpha, skipinit_report, "scale")
     alpha.set_title("SkipInit: α")
     draw_lines(norm_lines, batchnorm_report, "branch_share", some_blocks(batchnorm_report))
+    norm_lines.set_title("batch normalization: some blocks", pad=36)  # above the legend
     save(figure, picture)
 
 
