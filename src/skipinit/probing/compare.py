@@ -71,7 +71,7 @@ class Comparison:
 
     def plot(self, path: str | Path) -> None:
         """Draw both variances and shares over depth: .png, .svg or .pdf."""
-        from .overlay import plot_overlay
+        from .plot import plot_overlay
 
         plot_overlay({"before": self.before, "after": self.after}, Path(path), "before and after")
 

@@ -96,7 +96,7 @@ class DepthCheck:
 
     def plot(self, path: str | Path) -> None:
         """Draw variances and shares over the blocks, a line for each depth: .png, .svg or .pdf."""
-        from .overlay import plot_overlay
+        from .plot import plot_overlay
 
         labeled = {f"depth {row.depth}": r for row, r in zip(self.rows, self.reports, strict=True)}
         plot_overlay(labeled, Path(path), self.reports[0].model)

@@ -1,14 +1,15 @@
-"""Plots of a probe: measured points over predicted lines."""
+"""Plots of a probe, measured points over predicted lines, and of several probes, a line for each."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import matplotlib
+from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -97,13 +98,13 @@ def draw_variances(axes: Axes, report: ProbeReport, theory: Prediction | None = 
         moving = [row.moving_variance for row in rows]
         series.append(Series("BatchNorm moving variance", MOVING_VARIANCE, moving))
     draw(axes, [row.depth for row in rows], series, "log" if max(skip) > 1000 * min(skip) else "linear")
-    _legend_above(axes)
+    legend_above(axes)
     axes.set_ylabel("variance")
 
 
-def _legend_above(axes: Axes) -> None:
+def legend_above(axes: Axes, columns: int = 3) -> None:
     """Outside the axes, where it covers no curve."""
-    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, frameon=False, fontsize="small")
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, frameon=False, fontsize="small")
 
 
 def plot_report(report: ProbeReport, path: Path) -> None:
@@ -123,9 +124,43 @@ def plot_report(report: ProbeReport, path: Path) -> None:
         "branch share", BRANCH, shares, theory.share if theory else None, "branch share", breaks=breaks
     )
     draw(lower, [row.depth for row in report.rows], [share], "linear")
-    _legend_above(lower)
+    legend_above(lower)
     lower.set_ylabel("branch share of output variance")
     lower.set_ylim(-0.02, 1.02)
+    save(figure, path)
+
+
+def plot_overlay(reports: Mapping[str, ProbeReport], path: Path, title: str) -> None:
+    """Variances of the skips above, branch shares below."""
+    check_suffix(path)
+    if not any(report.rows for report in reports.values()):
+        raise ConfigError(f"{path}: nothing to plot; no report has rows")
+    figure = Figure(figsize=(6.4, 6.4), layout="constrained")
+    upper, lower = figure.subplots(2, 1, sharex=True)
+    figure.suptitle(title)
+    # Few lines differ by hue; many are a sequence from dark to light.
+    many = colormaps["viridis"]
+    colors = COLORS if len(reports) <= len(COLORS) else [many(i / len(reports)) for i in range(len(reports))]
+    positive: list[float] = []
+    for index, (label, report) in enumerate(reports.items()):
+        depths = [row.depth for row in report.rows]
+        skips = [row.skip_variance for row in report.rows]
+        positive += [value for value in skips if value > 0]
+        for axes, values in ((upper, skips), (lower, [row.branch_share for row in report.rows])):
+            axes.plot(
+                depths, values, color=colors[index], marker=MARKERS[index % len(MARKERS)], markersize=4,
+                markerfacecolor="none", markevery=max(1, len(depths) // 25), linewidth=1, label=label,
+            )  # fmt: skip
+    if positive and max(positive) > 100 * min(positive):
+        upper.set_yscale("log")
+    upper.set_ylabel("variance of the skip")
+    legend_above(upper, 4)
+    lower.set_ylabel("branch share of output variance")
+    lower.set_ylim(-0.02, 1.02)
+    lower.set_xlabel("depth of the residual block, ℓ")
+    lower.xaxis.set_major_locator(MaxNLocator(integer=True))
+    for axes in (upper, lower):
+        axes.spines[["top", "right"]].set_visible(False)
     save(figure, path)
 
 

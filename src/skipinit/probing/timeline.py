@@ -16,7 +16,7 @@ from matplotlib.ticker import MaxNLocator
 
 from ..errors import ConfigError
 from .history import QUANTITIES
-from .plot import COLORS, MARKERS, check_suffix, save
+from .plot import COLORS, MARKERS, check_suffix, legend_above, save
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -96,7 +96,7 @@ def draw_lines(axes: Axes, report: WatchReport, quantity: str, blocks: Sequence[
         axes.set_yscale("log")
     axes.set_xlabel("step")
     axes.set_ylabel(QUANTITIES[quantity])
-    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, frameon=False, fontsize="small")
+    legend_above(axes, 2)
     axes.spines[["top", "right"]].set_visible(False)
 
 
