@@ -7,8 +7,8 @@ from pathlib import Path
 
 from ..errors import DataError
 from ..files import append_whole, read_whole, write_whole
-from ..probing.columns import csv_text
 from ..probing.history import CSV_COLUMNS, Measurement
+from ..probing.rendering import csv_text
 
 
 class CsvWriter:

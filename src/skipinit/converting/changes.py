@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ..extras import need
 from ..probing.balance import ProbeReport
-from ..probing.columns import WIDTH, align, shorten, wrap
+from ..probing.rendering import WIDTH, align, shorten, wrap
 
 if TYPE_CHECKING:
     from torch import nn

@@ -26,7 +26,6 @@ from ..files import write_whole
 from ..nets.create import create_model
 from ..nets.layers import l2_parameters
 from ..probing.balance import ProbeReport, ProbeRow, mean_row
-from ..probing.columns import csv_text
 from ..probing.laws import (
     normalized_variance,
     relu_moving_variance,
@@ -35,6 +34,7 @@ from ..probing.laws import (
 )
 from ..probing.measure import probe
 from ..probing.plot import BRANCH, MOVING_MEAN, MOVING_VARIANCE, SKIP, Series, draw, save
+from ..probing.rendering import csv_text
 from ..provenance import Provenance
 from ..training.control import steps_bar
 from ..training.world import open_device

@@ -12,8 +12,8 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..extras import need
-from .columns import WIDTH, align, csv_text, shorten, wrap
 from .laws import stages
+from .rendering import WIDTH, align, csv_text, report_html, shorten, wrap
 from .verdict import Verdict, judge
 
 if TYPE_CHECKING:
@@ -179,8 +179,6 @@ class ProbeReport:
         check_report(self, share, growth, finite)
 
     def _repr_html_(self) -> str:
-        from .notebook import report_html
-
         return report_html(self)
 
 

@@ -12,9 +12,9 @@ from torch import nn
 
 from ..errors import ConfigError
 from .balance import ProbeReport, ProbeRow
-from .columns import align, csv_text
 from .forward import Inputs
 from .measure import probe
+from .rendering import align, csv_text, table_html
 
 
 @dataclass(frozen=True)
@@ -79,8 +79,6 @@ class Comparison:
         return f"{self.table()}\n\n{self.summary()}" if self.blocks else self.summary()
 
     def _repr_html_(self) -> str:
-        from .notebook import table_html
-
         return table_html(self.table(), self.summary())
 
 

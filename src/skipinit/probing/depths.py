@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from ..errors import ConfigError
 from .balance import ProbeReport, mean_row
-from .columns import align, csv_text
 from .forward import Inputs
 from .measure import Loss, probe
+from .rendering import align, csv_text, table_html
 from .verdict import EXPLODING_FROM
 
 _DOUBLING = 2**0.25
@@ -105,8 +105,6 @@ class DepthCheck:
         return f"{self.table()}\n\n{self.summary()}"
 
     def _repr_html_(self) -> str:
-        from .notebook import table_html
-
         return table_html(self.table(), self.summary())
 
 

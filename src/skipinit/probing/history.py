@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, unknown_name
-from .columns import align, csv_text
+from .rendering import align, csv_text, history_html
 
 QUANTITIES = {
     "branch_share": "branch share of output variance",
@@ -173,8 +173,6 @@ class WatchReport:
         return "\n".join(_sentences(self))
 
     def _repr_html_(self) -> str:
-        from .notebook import history_html
-
         return history_html(self)
 
 

@@ -1,23 +1,57 @@
-"""Reports as HTML, for notebooks: a table with a bar for each branch share, and the text below it.
+"""How reports are shown: text in aligned columns for a terminal, CSV, and HTML for notebooks.
 
-Everything that comes from a model is escaped. Colours are chosen so that they show on light and dark pages.
+In HTML, everything that comes from a model is escaped. Colours are chosen so that they show on light and dark
+pages.
 """
 
 from __future__ import annotations
 
+import csv
+import io
+import textwrap
 from collections.abc import Iterable, Sequence
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .balance import ProbeReport
     from .history import WatchReport
 
+WIDTH = 80
+"""Columns of a terminal."""
 _ROWS = 200
 """A longer table is cut in the middle: notebooks keep what they show."""
 _CELL = "text-align:right;padding:1px 8px;font-variant-numeric:tabular-nums"
-_BAR = "display:inline-block;height:0.7em;background:#D55E00;margin-left:6px"
+_BAR = "display:inline-block;height:0.7em;background:#D55E00"
 _TRACK = "display:inline-block;width:80px;text-align:left;border-left:1px solid #888"
+
+
+def wrap(text: str) -> str:
+    """The text with lines of at most 80 characters."""
+    return "\n".join(textwrap.fill(line, WIDTH, break_long_words=False) for line in text.splitlines())
+
+
+def shorten(name: str, length: int) -> str:
+    """The end of a long name, which tells blocks apart."""
+    return name if len(name) <= length else f"…{name[1 - length :]}"
+
+
+def align(columns: Sequence[Sequence[str]], numbers: bool = False) -> str:
+    """Columns of text side by side; with `numbers`, all but the first are aligned to the right."""
+    padded = []
+    for index, column in enumerate(columns):
+        width = max(map(len, column))
+        padded.append([cell.rjust(width) if numbers and index else cell.ljust(width) for cell in column])
+    return "\n".join("  ".join(line).rstrip() for line in zip(*padded, strict=True))
+
+
+def csv_text(names: Sequence[str], rows: Iterable[dict[str, Any]]) -> str:
+    """A header and one line per row."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
 
 
 def report_html(report: ProbeReport) -> str:
@@ -47,8 +81,11 @@ def history_html(report: WatchReport) -> str:
 
 def table_html(table: str, text: str) -> str:
     """A table of text as it is, and the text below it."""
-    paragraphs = "".join(f"<div>{escape(line)}</div>" for line in text.splitlines())
-    return f"<div><pre>{escape(table)}</pre>{paragraphs}</div>"
+    return f"<div><pre>{escape(table)}</pre>{_paragraphs(text)}</div>"
+
+
+def _paragraphs(text: str) -> str:
+    return "".join(f"<div>{escape(line)}</div>" for line in text.splitlines())
 
 
 def _number(value: float | None) -> str:
@@ -56,9 +93,8 @@ def _number(value: float | None) -> str:
 
 
 def _page(caption: str, titles: Sequence[str], rows: Sequence[tuple[str | float, ...]], text: str) -> str:
-    paragraphs = "".join(f"<div>{escape(line)}</div>" for line in text.splitlines())
     if not rows:
-        return f"<div>{paragraphs}</div>"
+        return f"<div>{_paragraphs(text)}</div>"
     head = "".join(f'<th style="{_CELL}">{escape(title)}</th>' for title in titles)
     cut = len(rows) - _ROWS
     shown: list[str] = [_row(row) for row in rows]
@@ -69,7 +105,7 @@ def _page(caption: str, titles: Sequence[str], rows: Sequence[tuple[str | float,
         f'<table style="border-collapse:collapse"><caption style="text-align:left"><b>{escape(caption)}</b>'
         f"</caption><thead><tr>{head}</tr></thead><tbody>{''.join(shown)}</tbody></table>"
     )
-    return f"<div>{table}{paragraphs}</div>"
+    return f"<div>{table}{_paragraphs(text)}</div>"
 
 
 def _row(row: Iterable[str | float]) -> str:
@@ -83,5 +119,5 @@ def _cell(value: str | float) -> str:
     if isinstance(value, str):
         return f'<td style="{_CELL}">{escape(value)}</td>'
     width = round(80 * min(1.0, max(0.0, value))) if value == value else 0
-    bar = f'<span style="{_TRACK}"><span style="{_BAR};width:{width}px;margin:0"></span></span>'
+    bar = f'<span style="{_TRACK}"><span style="{_BAR};width:{width}px"></span></span>'
     return f'<td style="{_CELL};white-space:nowrap">{value:.2%} {bar}</td>'
