@@ -32,12 +32,11 @@ if TYPE_CHECKING:
     from .paper.reproduce import reproduce
     from .probing.adds import ResidualAdd
     from .probing.balance import ProbeReport, ProbeRow
-    from .probing.check import CheckError, Violation
     from .probing.compare import Comparison, compare
     from .probing.depths import DepthCheck, DepthRow, depth_check
     from .probing.history import Measurement, WatchReport, WatchRow
     from .probing.measure import find_residual_adds, probe
-    from .probing.verdict import Growth, Verdict
+    from .probing.verdict import CheckError, Growth, Verdict, Violation
     from .probing.watch import Watch, watch
     from .reporting.page import report
     from .sweeping.engine import Outcome, sweep
@@ -51,7 +50,7 @@ _HOME = {
     "Add": "nets.merges",
     "BlockRow": "nets.describe",
     "Change": "converting.changes",
-    "CheckError": "probing.check",
+    "CheckError": "probing.verdict",
     "Comparison": "probing.compare",
     "ConfigError": "errors",
     "Conversion": "converting.changes",
@@ -83,7 +82,7 @@ _HOME = {
     "TrainConfig": "config",
     "TrainResult": "training.records",
     "Verdict": "probing.verdict",
-    "Violation": "probing.check",
+    "Violation": "probing.verdict",
     "Watch": "probing.watch",
     "WatchReport": "probing.history",
     "WatchRow": "probing.history",

@@ -9,51 +9,15 @@ import math
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 import torch
 
 from skipinit.errors import ConfigError, SkipinitError
 from skipinit.nets.create import create_model
 from skipinit.probing.measure import probe
-from skipinit.probing.verdict import fit_growth
 from support.probe_models import Function, images, vectors
 
 IMAGES, VECTORS = images(4), vectors(64)
-
-
-def test_growth_laws_are_told_apart_under_noise():
-    noise = np.random.default_rng(0).normal(1, 0.03, 40)
-    depths = np.arange(1, 41)
-    exponential = fit_growth((1.5**depths * noise).tolist())
-    assert (exponential.law, exponential.rate) == ("exponential", pytest.approx(1.5, rel=0.01))
-    wandering = np.cumsum(np.random.default_rng(1).normal(0.4, 0.3, 160))  # what deep networks really do
-    exponential = fit_growth(np.exp(wandering).tolist())
-    assert (exponential.law, exponential.rate) == ("exponential", pytest.approx(math.exp(0.4), rel=0.1))
-    linear = fit_growth(((3 + 0.9 * depths) * noise).tolist())
-    assert (linear.law, linear.rate) == ("linear", pytest.approx(0.9, rel=0.05))
-    constant = fit_growth((4 * noise).tolist())
-    assert (constant.law, constant.rate) == ("constant", pytest.approx(4, rel=0.02))
-    assert fit_growth([1.0, 2.0]).law == "unknown"
-    assert fit_growth([0.0, 0.0, 0.0]).law == "unknown"
-
-
-@pytest.mark.parametrize(
-    ("scheme", "biased", "law"),
-    [
-        ("batchnorm", True, "linear"),
-        ("skipinit", True, "constant"),
-        ("none", False, "exponential"),
-    ],
-)
-def test_verdict_on_the_papers_schemes(scheme, biased, law):
-    """Section 2.1 for each; 8 blocks a group, so that the fit has something to fit."""
-    model = create_model("wrn52_1", scheme=scheme, seed=0)
-    verdict = probe(model, IMAGES).verdict
-    assert (verdict.biased_to_identity, verdict.growth.law, verdict.growth.blocks) == (biased, law, 8)
-    assert ("Advice: none" in verdict.text) is biased
-    if law == "exponential":
-        assert verdict.growth.rate == pytest.approx(2, rel=0.2)
 
 
 def test_nonfinite_values_end_the_rows_and_name_the_block():
@@ -97,21 +61,6 @@ def test_model_without_residual_adds_gives_an_empty_report_that_says_what_was_se
         report.plot(tmp_path / "a.png")
     chain = probe(Function(lambda m, x: m.a(x).relu()), VECTORS)
     assert str(chain.verdict).endswith("Operations on these inputs: 2. Additions: none.")
-
-
-def test_branches_of_nothing_are_not_blamed():
-    """With every scalar 0 no block is least balanced, and growth on the skip is not mended by SkipInit."""
-    alphas = [torch.zeros(6) for _ in range(6)]
-
-    def grow(m, x):
-        for alpha in alphas:
-            x = 1.5 * x + alpha * m.a(x)
-        return x
-
-    verdict = probe(Function(grow), VECTORS).verdict
-    assert "Least balanced" not in verdict.text
-    assert (verdict.growth.law, verdict.typical_branch_share) == ("exponential", 0)
-    assert "Advice: the branches contribute nothing yet" in verdict.text
 
 
 def test_variances_far_beyond_float32_are_measured():

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ..extras import need
 from .laws import stages
 from .rendering import WIDTH, align, csv_text, report_html, shorten, wrap
-from .verdict import Verdict, judge
+from .verdict import Verdict, check_report, judge
 
 if TYPE_CHECKING:
     from .adds import ResidualAdd
@@ -174,8 +174,6 @@ class ProbeReport:
                 less than 1.2-fold a block counts as linear.
             finite: whether NaN and infinity are forbidden.
         """
-        from .check import check_report
-
         check_report(self, share, growth, finite)
 
     def _repr_html_(self) -> str:

@@ -1,19 +1,23 @@
-"""What the rows of a probe say about a network: bias to the identity, growth with depth, advice."""
+"""What the rows of a probe say about a network: a verdict in sentences, and `report.check`, which fails as a
+line of someone's tests with the blocks that break its rules.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
+from ..errors import ConfigError, SkipinitError, unknown_name
 from .laws import Prediction, predict, stages
 
 if TYPE_CHECKING:
     from .adds import ResidualAdd
     from .balance import ProbeReport, ProbeRow
 
+Law = Literal["constant", "linear", "exponential"]
 BIASED_BELOW = 1 / 3
 """A typical branch share under this is a bias towards the identity; equal operands have 1/2."""
 CONSTANT_WITHIN = 1.25
@@ -182,3 +186,79 @@ def _advise(report: ProbeReport, growth: Growth, share: float) -> str:
         "Advice: the branches weigh as much as the skips; if training stalls, scale them by a learned scalar "
         "that starts at 0 (SkipInit) or normalize them."
     )
+
+
+@dataclass(frozen=True)
+class Violation:
+    """One rule that a report breaks."""
+
+    rule: Literal["blocks", "finite", "share", "growth"]
+    blocks: tuple[str, ...]
+    """The names of the blocks that break it."""
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class CheckError(SkipinitError, AssertionError):
+    """A report breaks the rules of `report.check`: exit code 1."""
+
+    def __init__(self, model: str, violations: Sequence[Violation]) -> None:
+        super().__init__(f"{model}: {'; '.join(map(str, violations))}")
+        self.violations = tuple(violations)
+
+
+def check_report(
+    report: ProbeReport, share: tuple[float, float] | None, growth: Law | None, finite: bool
+) -> None:
+    """Raise `CheckError` with every rule that the report breaks."""
+    if share is not None and not 0 <= share[0] <= share[1] <= 1:
+        raise ConfigError(
+            f"share={share} is not a range; give two numbers from 0 to 1, the smaller one first"
+        )
+    if growth is not None and growth not in get_args(Law):
+        raise unknown_name("growth", growth, get_args(Law))
+    violations = list(_violations(report, share, growth, finite))
+    if violations:
+        raise CheckError(report.model, violations)
+
+
+def _violations(
+    report: ProbeReport, share: tuple[float, float] | None, growth: Law | None, finite: bool
+) -> Iterator[Violation]:
+    if not report.num_blocks:
+        yield Violation("blocks", (), "there is no residual add to check")
+    if finite and (name := report.first_nonfinite) is not None:
+        yield Violation("finite", (name,), f"NaN or infinity first appears in {name}")
+    if share is not None:
+        yield from _check_share(report, *share)
+    if report.rows and growth is not None:
+        yield from _check_growth(report, growth)
+
+
+def _check_share(report: ProbeReport, low: float, high: float) -> Iterator[Violation]:
+    outside = {row.name: row.branch_share for row in report.rows if not low <= row.branch_share <= high}
+    if outside:
+        named = ", ".join(f"{name} ({share:.3g})" for name, share in list(outside.items())[:3])
+        more = f" and {len(outside) - 3} more" if len(outside) > 3 else ""
+        text = f"the branch share is outside {low:g} to {high:g} in {named}{more}"
+        yield Violation("share", tuple(outside), text)
+
+
+def _check_growth(report: ProbeReport, allowed: Law) -> Iterator[Violation]:
+    found = report.verdict.growth
+    # Slow exponentials look like lines: the verdict warns from the same rate on.
+    rate = found.rate or 1.0
+    slow = found.law == "exponential" and 1 / EXPLODING_FROM < rate < EXPLODING_FROM
+    law = "linear" if slow else found.law
+    order: tuple[str, ...] = ("unknown", *get_args(Law))
+    if order.index(law) > order.index(allowed):
+        run = max(stages(report.adds), key=len)
+        first, last = report.rows[run[0]], report.rows[run[-1]]
+        yield Violation(
+            "growth",
+            tuple(report.rows[index].name for index in run),
+            f"the skip variance changes {found.law}ly, from {first.skip_variance:.3g} in {first.name} to "
+            f"{last.skip_variance:.3g} in {last.name}; allowed is {allowed}",
+        )
