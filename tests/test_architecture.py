@@ -78,7 +78,15 @@ def test_the_walk_sees_imports() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["skipinit", "skipinit.config", "skipinit.nets.schemes", "skipinit.nets.architectures"]
+    "module",
+    [
+        "skipinit",
+        "skipinit.config",
+        "skipinit.nets.schemes",
+        "skipinit.nets.architectures",
+        "skipinit.converting.plan",
+        "skipinit.data.catalog",
+    ],
 )
 def test_light_modules_import_no_torch(module: str) -> None:
     code = f"import sys, {module}; print(sorted({{'torch', 'numpy', 'sklearn'}} & set(sys.modules)))"

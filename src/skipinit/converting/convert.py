@@ -27,9 +27,8 @@ from .folding import (
     is_batch_norm,
     rounding_tolerance,
 )
-from .plan import ClassifierStart, Plan, make_plan
+from .plan import Choice, ClassifierStart, Plan, Selection, make_plan, make_selection
 from .removal import unreached_norms
-from .selection import Choice, Selection, make_selection
 from .surgery import Surgery, disable_inplace
 
 

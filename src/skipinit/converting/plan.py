@@ -1,15 +1,25 @@
-"""The options of a conversion, checked before anything is loaded or run. No torch here."""
+"""What a conversion is asked to do: its options, and which part of the model it may change.
+
+Options are checked before anything is loaded or run, so nothing here imports torch until there is a model.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Literal, Union, get_args
 
 from ..errors import ConfigError, unknown_name
 from ..nets.schemes import SCHEMES, Scheme
 
+if TYPE_CHECKING:
+    from torch import nn
+
 ClassifierStart = Literal["small", "he", "zero"]
+Choice = Union[str, "type[nn.Module]"]
+"""A module by its qualified name, in which * stands for anything, or modules by their type."""
 
 
 @dataclass(frozen=True)
@@ -83,3 +93,56 @@ def _find_scheme(name: str, keep_function: bool) -> Scheme:
 
 def _changes_function(scheme: Scheme) -> bool:
     return scheme.fixup or scheme.merge == "divide-sqrt2"
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Everything outside `exclude` and, if `only` names something, inside it; with all that lies within."""
+
+    model: nn.Module
+    exclude: tuple[Choice, ...]
+    only: tuple[Choice, ...]
+
+    def __contains__(self, name: str) -> bool:
+        names = list(_outwards(name))
+        return not self._means(names, self.exclude) and (not self.only or self._means(names, self.only))
+
+    def _means(self, names: Sequence[str], choices: Sequence[Choice]) -> bool:
+        return any(_matches(self.model, name, choice) for name in names for choice in choices)
+
+
+def _matches(model: nn.Module, name: str, choice: Choice) -> bool:
+    """Whether the module of that name is meant."""
+    if isinstance(choice, str):
+        return fnmatchcase(name, choice)
+    return isinstance(model.get_submodule(name), choice)
+
+
+def make_selection(
+    model: nn.Module, exclude: Choice | Sequence[Choice], only: Choice | Sequence[Choice]
+) -> Selection:
+    """Check that each choice means something."""
+    from torch import nn
+
+    names = [name for name, _ in model.named_modules()]
+    chosen = []
+    for option, given in (("exclude", exclude), ("only", only)):
+        choices = (given,) if isinstance(given, (str, type)) else tuple(given)
+        for choice in choices:
+            if not isinstance(choice, str) and not (
+                isinstance(choice, type) and issubclass(choice, nn.Module)
+            ):
+                raise ConfigError(f"{option} {choice!r} is neither the name nor the type of a module")
+            if not any(_matches(model, name, choice) for name in names):
+                what = repr(choice) if isinstance(choice, str) else choice.__name__
+                raise ConfigError(f"{option} {what} matches no module of {type(model).__name__}")
+        chosen.append(choices)
+    return Selection(model, *chosen)
+
+
+def _outwards(name: str) -> Iterator[str]:
+    """The module itself and all around it, up to the model."""
+    while name:
+        yield name
+        name = name.rpartition(".")[0]
+    yield ""

@@ -14,8 +14,7 @@ from .changes import Change
 from .extensions import ChannelAffine, Copy, scalar
 from .flow import Flow
 from .folding import as_affine, can_fold, fold, is_batch_norm, is_frozen_batch_norm
-from .plan import Plan
-from .selection import Selection
+from .plan import Plan, Selection
 
 NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 

@@ -22,9 +22,8 @@ from .extensions import (
     scalar,
 )
 from .flow import Block, Flow
-from .plan import Plan
+from .plan import Plan, Selection
 from .removal import NormRemoval
-from .selection import Selection
 from .sites import ScaledAdds
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
