@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from skipinit.data.fetch import find
+from skipinit.data.catalog import find
 from skipinit.nets.create import create_model
 from skipinit.paper import theory_figures as figures
 from skipinit.paper.theory_figures import FIGURES, measure_figure

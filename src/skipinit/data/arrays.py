@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 
 from ..errors import DataError, one_line, system_error
 from ..files import write_whole
-from .catalog import DataSet, Labelled
-from .fetch import find, search_path
+from .catalog import DataSet, Labelled, find, search_path
 
 _ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
 _CHANNELS = (1, 3, 4)

@@ -19,8 +19,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import DataError
-from .catalog import Labelled
-from .fetch import check_md5, fetch, find
+from .catalog import Labelled, check_md5, fetch, find
 
 
 def _byte_dtype(code: str | bytes, *_layout: Any) -> np.dtype[np.uint8]:

@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from ..errors import DataError
 from .augment import mix
-from .fetch import find, search_path
+from .catalog import find, search_path
 
 EXTENSIONS = (".jpeg", ".jpg", ".png")
 

@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from ..data.augment import standardize
+from ..data.catalog import find
 from ..data.cifar import CIFAR10
-from ..data.fetch import find
 from ..data.images import load
 from ..files import write_whole
 from ..nets.create import create_model
