@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from skipinit.extras import EXTRAS
+from skipinit.errors import EXTRAS
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

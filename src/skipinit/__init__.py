@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .extras import need
+from .errors import need
 
 __version__ = "0.1.0"
 

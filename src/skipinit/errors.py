@@ -1,4 +1,4 @@
-"""What a user can get wrong, as one family of exceptions.
+"""What a user can get wrong or lack, as one family of exceptions.
 
 Each message is one line: what was given, what is allowed, what to do next. The command line prints
 that line and exits with `exit_code`; a traceback means a defect of ours, never a mistake of theirs.
@@ -10,6 +10,7 @@ import difflib
 import errno
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 
 
 def printable(text: str) -> str:
@@ -44,12 +45,32 @@ class DataError(SkipinitError):
     """A file or folder that is missing, refused, damaged or foreign; the message names it."""
 
 
+class MissingExtraError(ConfigError, ImportError):
+    """Something that needs an extra which is not installed; the message has the command that installs it."""
+
+
 def unknown_name(kind: str, given: str, allowed: Iterable[str]) -> ConfigError:
     """The error for a name that is not in `allowed`, with the nearest ones that are."""
     names = list(allowed)
     near = difflib.get_close_matches(given, names, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names)}"
     return ConfigError(f"{kind} {given!r} is not known; {hint}")
+
+
+EXTRAS = {
+    "lab": ("jinja2", "matplotlib", "PIL", "platformdirs", "pooch", "sklearn"),
+    "cluster": ("ray",),
+    "onnx": ("onnx", "onnxscript"),
+    "tensorboard": ("tensorboard",),
+}
+"""The modules of each extra that this package imports itself; `pyproject.toml` has their distributions."""
+
+
+def need(extra: str, what: str) -> None:
+    """Raise if a module of the extra is not installed. `what` needs it: a command, a function, an option."""
+    missing = [module for module in EXTRAS[extra] if find_spec(module) is None]
+    if missing:
+        raise MissingExtraError(f"{what} needs {', '.join(missing)}; pip install 'skipinit[{extra}]'")
 
 
 _WHAT_TO_DO = {

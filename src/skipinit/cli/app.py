@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import tyro
 from tyro.extras import SubcommandApp
 
-from ..extras import need
+from ..errors import need
 from . import convert, demo, nets, probe, reproduce, store, sweep, train
 
 _DESCRIPTION = "Deep residual networks with and without normalization: build, probe, convert, train, compare."

@@ -9,8 +9,7 @@ from typing import Annotated
 import tyro
 
 from ..converting.plan import make_plan
-from ..errors import ConfigError
-from ..extras import MissingExtraError
+from ..errors import ConfigError, MissingExtraError
 from ..nets.own import is_own, load_model
 from .flags import Json, Model, given
 from .probe import shape_of

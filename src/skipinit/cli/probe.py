@@ -11,8 +11,7 @@ import tyro
 
 from ..config import ModelConfig
 from ..data.catalog import DATA_SETS
-from ..errors import ConfigError, unknown_name
-from ..extras import need
+from ..errors import ConfigError, need, unknown_name
 from ..nets.architectures import THEORY_NETWORKS, find_architecture
 from ..nets.own import is_own, load_model
 from .flags import Json, Model, NetworkFlags, given

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..extras import need
+from ..errors import need
 from ..probing.balance import ProbeReport
 from ..probing.rendering import WIDTH, align, shorten, wrap
 

@@ -21,8 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from ..errors import ConfigError, SkipinitError
-from ..extras import need
+from ..errors import ConfigError, SkipinitError, need
 from ..nets.layers import l2_parameters
 from ..probing.forward import arguments_of, preserve_state
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from ..extras import need
+from ..errors import need
 
 if TYPE_CHECKING:
     from .augment import EpochPlan as EpochPlan

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..extras import need
+from ..errors import need
 from .laws import stages
 from .rendering import WIDTH, align, csv_text, report_html, shorten, wrap
 from .verdict import Verdict, check_report, judge

@@ -12,8 +12,7 @@ from pathlib import Path
 import torch
 
 from ..config import TrainConfig
-from ..errors import ConfigError, system_errors_explained, unknown_name
-from ..extras import need
+from ..errors import ConfigError, need, system_errors_explained, unknown_name
 from ..training.checkpoint import Checkpoints
 from ..training.control import Stop, steps_bar, stopped_by_signals
 from ..training.protocol import identity, settle

@@ -19,8 +19,7 @@ from typing import Any
 
 from ..callbacks.csvfile import CsvWriter
 from ..config import TrainConfig, to_dict
-from ..errors import ConfigError, DataError, SkipinitError, system_errors_explained
-from ..extras import need
+from ..errors import ConfigError, DataError, SkipinitError, need, system_errors_explained
 from ..files import append_whole, write_whole
 from ..training.checkpoint import Checkpoints
 from ..training.control import Bar, Stop, steps_bar, stopped_by_signals

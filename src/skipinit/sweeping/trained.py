@@ -9,8 +9,7 @@ from pathlib import Path
 import torch
 
 from ..data.catalog import describe
-from ..errors import ConfigError, DataError, system_errors_explained
-from ..extras import need
+from ..errors import ConfigError, DataError, need, system_errors_explained
 from ..files import write_whole
 from ..nets.blocks import ResidualNet
 from ..nets.pretrained import WEIGHTS, weights_of
