@@ -65,7 +65,7 @@ def find_flow(model: nn.Module, inputs: Inputs, norm_types: tuple[type[nn.Module
     homes = _NormHomes(model, norm_types)
     with (
         _norm_outputs(model) as norm_outputs,
-        traced(model, inputs, measure=False, mode="whole", around=watch) as (tracer, output),
+        traced(model, inputs, "whole", around=watch) as (tracer, output),
     ):
         outputs = _output_nodes(tracer, output)
         nodes = _ancestors([*outputs, *(add.node for add in tracer.adds)])

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -25,6 +25,9 @@ from ..errors import ConfigError, SkipinitError, one_line
 from .adds import TracedAdd
 from .operations import tensors_in
 from .trace import Tracer
+
+if TYPE_CHECKING:
+    from .measure import StatisticsBuffer
 
 Inputs = Tensor | torch.Size | tuple[Any, ...] | list[Any] | Mapping[str, Any]
 """What to call a model with: a tensor, a tuple or list of arguments or a batch of a data loader, a mapping of
@@ -99,14 +102,15 @@ def _copy(value: Any) -> Any:
 def traced(
     model: nn.Module,
     inputs: Inputs,
-    measure: bool,
     mode: Mode,
+    statistics: StatisticsBuffer | None = None,
     gradients: bool = False,
     around: Callable[[Tracer], AbstractContextManager[Any]] | None = None,
 ) -> Iterator[tuple[Tracer, Any]]:
     """Run the model once, in the context `around`; yields the trace and the model's output.
 
-    When the body ends, the model is as it was. With `gradients`, autograd is on, and the residual adds get
+    When the body ends, the model is as it was. With `statistics`, the operands of residual adds are measured.
+    With `gradients`, autograd is on, and the residual adds get
     their gradient norms when the body goes backward.
     """
     check_model(model)
@@ -117,7 +121,7 @@ def traced(
     for tensor in tensors:
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
             raise ConfigError(f"the input {_describe(tensor)} holds NaN or infinity before the model saw it")
-    tracer = Tracer(model, tensors, measure)
+    tracer = Tracer(model, tensors, statistics)
     if around is None:
         around = GradientHooks if gradients else nullcontext
     with preserve_state(model, mode), torch.set_grad_enabled(gradients):

@@ -1,8 +1,11 @@
-"""`probe`: how much of each residual block's output comes from the skip, and how much from the branch."""
+"""`probe`: how much of each residual block's output comes from the skip, and how much from the branch.
+
+Each operand is reduced at once to three numbers, which stay on the device until the pass is over.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -13,10 +16,15 @@ from ..errors import ConfigError, one_line
 from .adds import ResidualAdd, TracedAdd, describe_adds
 from .balance import ProbeReport, ProbeRow
 from .forward import Inputs, Mode, traced
-from .operations import Kind
-from .trace import Tracer
+from .operations import Kind, TensorInfo
 
 Loss = Callable[[Any, Tensor], Tensor]
+_CHUNK_ON_CPU = 1 << 18
+"""Values converted to float64 at a time: 2 MiB, which fits into a cache."""
+_CHUNK_ELSEWHERE = 1 << 24
+"""Larger, because launching a kernel costs more than its work."""
+_STACK = 256
+"""Entries of a buffer that become one tensor."""
 
 
 def probe(
@@ -47,11 +55,12 @@ def measure(
     model: nn.Module, inputs: Inputs, mode: Mode, targets: Tensor | None = None, loss: Loss | None = None
 ) -> ProbeReport:
     """`probe`, of the model in that mode."""
-    with traced(model, inputs, True, mode, gradients=targets is not None) as (tracer, output):
+    statistics = StatisticsBuffer()
+    with traced(model, inputs, mode, statistics, gradients=targets is not None) as (tracer, output):
         squares = {} if targets is None else _squared_gradients(model, output, targets, loss)
         name = type(model).__name__
         adds = describe_adds(tracer.adds, name)
-        values = _Measurements(tracer, squares)
+        values = _Measurements(tracer.adds, statistics, squares)
         rows = [_row(add, traced_add, values) for add, traced_add in zip(adds, tracer.adds, strict=True)]
     finite = [row.is_finite for row in rows]
     end = finite.index(False) if False in finite else len(rows)
@@ -77,18 +86,20 @@ def find_residual_adds(model: nn.Module, inputs: Inputs) -> list[ResidualAdd]:
         inputs: a tensor, a tuple or list of arguments or a batch of a data loader, a dictionary of keyword
             arguments, or a shape, which stands for Gaussian values.
     """
-    with traced(model, inputs, measure=False, mode="whole") as (tracer, _):
+    with traced(model, inputs, "whole") as (tracer, _):
         return describe_adds(tracer.adds, type(model).__name__)
 
 
 class _Measurements:
     """All measured numbers, fetched from the device at once."""
 
-    def __init__(self, tracer: Tracer, squares: dict[str, Tensor]) -> None:
-        self._statistics = tracer.statistics.tolist()
-        norms = {add: add.gradient_norm for add in tracer.adds if add.gradient_norm is not None}
-        self.gradient_norms = dict(zip(norms, _fetch(norms.values()), strict=True))
-        self.squared_gradients = dict(zip(squares, _fetch(squares.values()), strict=True))
+    def __init__(
+        self, adds: Sequence[TracedAdd], statistics: StatisticsBuffer, squares: dict[str, Tensor]
+    ) -> None:
+        self._statistics = statistics.tolist()
+        norms = {add: add.gradient_norm for add in adds if add.gradient_norm is not None}
+        self.gradient_norms = dict(zip(norms, fetch(norms.values()), strict=True))
+        self.squared_gradients = dict(zip(squares, fetch(squares.values()), strict=True))
 
     def statistics(self, index: int | None) -> list[float]:
         """Variance within channels, variance of the channel means, mean square of the channel means."""
@@ -100,11 +111,12 @@ class _Measurements:
         return within + between
 
 
-def _fetch(tensors: Collection[Tensor]) -> list[float]:
-    if not tensors:
+def fetch(tensors: Iterable[Tensor]) -> list[float]:
+    """All their values in one copy; a model may be spread over devices."""
+    flat = [tensor.detach().flatten() for tensor in tensors]
+    if not flat:
         return []
-    device = next(iter(tensors)).device
-    values: list[float] = torch.stack([tensor.to(device) for tensor in tensors]).tolist()
+    values: list[float] = torch.cat([values.to(flat[0].device, torch.float64) for values in flat]).tolist()
     return values
 
 
@@ -175,3 +187,89 @@ def _cross_entropy(output: Any, targets: Tensor) -> Tensor:
     except (RuntimeError, IndexError, ValueError) as error:
         shapes = f"targets {tuple(targets.shape)} do not fit outputs {tuple(output.shape)}"
         raise ConfigError(f"{shapes}: {one_line(error)}") from error
+
+
+def channel_statistics(values: Tensor, channel_axis: int) -> Tensor:
+    """(mean over channels of the variance, variance of the channel means, mean of the squared channel means).
+
+    The first two add up to the variance over all values. Variances are biased and computed in two passes in
+    float64, so that float32 activations of any finite size neither overflow nor cancel. The tensor is
+    converted chunk by chunk; its variance is the mean variance within chunks plus the variance of their
+    means. The result stays on the device: nothing waits for it. Real and imaginary parts are channels.
+    """
+    if values.is_complex():
+        values = torch.cat([values.real, values.imag], channel_axis)
+    chunks = _split(values.detach(), channel_axis)
+    means, variances = torch.stack([_moments(chunk) for chunk in chunks]).unbind(1)
+    counts = torch.tensor([chunk[0].numel() for chunk in chunks], dtype=torch.float64, device=values.device)
+    weights = (counts / counts.sum())[:, None]
+    mean = (weights * means).sum(0)
+    variance = (weights * (variances + (means - mean).square())).sum(0)
+    return torch.stack([variance.mean(), mean.var(correction=0), mean.square().mean()])
+
+
+def _split(values: Tensor, channel_axis: int) -> tuple[Tensor, ...]:
+    """Views with channels first, split along the longest of the other axes."""
+    view = values.movedim(channel_axis, 0)
+    axis = 1 + max(range(view.dim() - 1), key=lambda i: view.shape[1 + i])
+    chunk = _CHUNK_ON_CPU if values.device.type == "cpu" else _CHUNK_ELSEWHERE
+    chunks: tuple[Tensor, ...] = view.split(max(1, chunk * view.shape[axis] // max(1, view.numel())), axis)
+    return chunks
+
+
+def _moments(chunk: Tensor) -> Tensor:
+    """Mean and variance of each channel."""
+    wide, others = chunk.to(torch.float64, copy=True), tuple(range(1, chunk.dim()))
+    means = wide.mean(dim=others, keepdim=True)
+    return torch.stack([means.flatten(), wide.sub_(means).square_().mean(dim=others)])
+
+
+class StatisticsBuffer:
+    """The statistics of many tensors, kept on the device until all are read at once.
+
+    Entries are stacked 256 at a time: thousands of tiny tensors need more memory than the numbers in them.
+    """
+
+    def __init__(self) -> None:
+        self._stacks: list[Tensor] = []
+        self._latest: list[Tensor] = []
+        self._length = 0
+
+    def measure(self, values: Tensor, axis: int, info: TensorInfo | None = None) -> int:
+        """The index of the statistics. A view that `info` says was measured is not measured again:
+        a block's output is the next block's skip.
+        """
+        view = (values.storage_offset(), values.shape, values.stride(), axis)
+        if info is not None and info.measured is not None and info.measured[0] == view:
+            return info.measured[1]
+        index = self.append(channel_statistics(values, axis))
+        if info is not None:
+            info.measured = view, index
+        return index
+
+    def append(self, statistics: Tensor) -> int:
+        """Add an entry; returns its index."""
+        self._latest.append(statistics)
+        if len(self._latest) == _STACK:
+            self._stack_latest()
+        self._length += 1
+        return self._length - 1
+
+    def tolist(self) -> list[list[float]]:
+        """All entries, in order."""
+        entries: list[list[float]] = self.stacked().tolist()
+        return entries
+
+    def stacked(self) -> Tensor:
+        """All entries as rows of one tensor, on the device of the first."""
+        if self._latest:
+            self._stack_latest()
+        if not self._stacks:
+            return torch.empty(0, 3)
+        return torch.cat([stack.to(self._stacks[0].device) for stack in self._stacks])
+
+    def _stack_latest(self) -> None:
+        # A model may be spread over devices.
+        device = self._latest[0].device
+        self._stacks.append(torch.stack([entry.to(device) for entry in self._latest]))
+        self._latest.clear()

@@ -19,6 +19,7 @@ from .adds import ResidualAdd, TracedAdd, describe_adds
 from .balance import ProbeReport
 from .forward import GradientHooks, arguments_of, preserve_state
 from .history import Measurement, WatchRow
+from .measure import StatisticsBuffer, fetch
 from .operations import tensors_in
 from .trace import Tracer
 
@@ -34,7 +35,8 @@ class Snapshot:
     def __init__(self, step: int, model: nn.Module) -> None:
         self.step = step
         self._model = model
-        self._tracer = Tracer(model, (), measure=True)
+        self._statistics = StatisticsBuffer()
+        self._tracer = Tracer(model, (), self._statistics)
         self._modes = ExitStack()
         self._adds: list[ResidualAdd] = []
         self._traced: list[TracedAdd] = []
@@ -45,7 +47,7 @@ class Snapshot:
 
     def open(self, inputs: Any) -> None:
         """Begin to trace the forward pass that runs next, on these inputs."""
-        self._tracer = Tracer(self._model, list(tensors_in(inputs)), measure=True)
+        self._tracer = Tracer(self._model, list(tensors_in(inputs)), self._statistics)
         self._modes.enter_context(self._tracer)
         self._modes.enter_context(GradientHooks(self._tracer))
 
@@ -67,7 +69,7 @@ class Snapshot:
         Buffers and random generators are as before, so that the compiled pass computes what it would have.
         """
         args, kwargs = arguments_of(self._model, args)[0], arguments_of(self._model, kwargs)[1]
-        self._tracer = Tracer(self._model, list(tensors_in((args, kwargs))), measure=True)
+        self._tracer = Tracer(self._model, list(tensors_in((args, kwargs))), self._statistics)
         with preserve_state(self._model), torch.no_grad(), self._tracer:
             self._model(*args, **kwargs)
         torch.clear_autocast_cache()  # It holds casts of the parameters that do not lead to their gradients.
@@ -107,8 +109,8 @@ class Snapshot:
     def fetch(self) -> Measurement:
         """All numbers, copied from the device at once."""
         outputs = {add: add.gradient_norm for add in self._traced if add.gradient_norm is not None}
-        statistics = self._tracer.statistics.stacked()
-        numbers = iter(_fetch([statistics, *outputs.values(), *self._norms.values()]))
+        statistics = self._statistics.stacked()
+        numbers = iter(fetch([statistics, *outputs.values(), *self._norms.values()]))
         moments = [[next(numbers) for _ in range(3)] for _ in range(len(statistics))]
         gradients = {add: next(numbers) for add in outputs}
         norms = {key: next(numbers) for key in self._norms}
@@ -146,13 +148,6 @@ def _norm(tensor: Tensor) -> Tensor:
     precise = torch.promote_types(values.dtype, torch.float32)
     norm: Tensor = torch.linalg.vector_norm(values, dtype=precise)
     return norm
-
-
-def _fetch(tensors: Sequence[Tensor]) -> list[float]:
-    device = tensors[0].device
-    flat = [tensor.detach().flatten().to(device, torch.float64) for tensor in tensors]
-    values: list[float] = torch.cat(flat).tolist()
-    return values
 
 
 def _total(kind: str, parameters: Iterable[str], norms: dict[tuple[str, str], float]) -> float | None:

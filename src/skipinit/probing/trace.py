@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -20,7 +20,6 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .adds import TracedAdd, classify, is_recurrent, sees_skip
-from .moments import StatisticsBuffer, channel_statistics
 from .operations import (
     ADDITIONS,
     BATCH_NORMS,
@@ -36,6 +35,9 @@ from .operations import (
     tensors_in,
     written_by,
 )
+
+if TYPE_CHECKING:
+    from .measure import StatisticsBuffer
 
 _JOINS = (Kind.ATTENTION, Kind.OTHER)
 _RECURRENT = "it joins the gates of a recurrent layer"
@@ -65,13 +67,14 @@ class Operand:
 class Tracer(TorchDispatchMode):
     """Finds the residual adds of `model` while it runs on `inputs`.
 
-    With `measure`, the statistics of both operands and of the sum are appended to `statistics`.
+    If `statistics` are wanted, both operands and the sum of each are measured into them.
     """
 
-    def __init__(self, model: nn.Module, inputs: Sequence[Tensor], measure: bool) -> None:
+    def __init__(
+        self, model: nn.Module, inputs: Sequence[Tensor], statistics: StatisticsBuffer | None = None
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.measure = measure
-        self.statistics = StatisticsBuffer()
+        self.statistics = statistics
         self.adds: list[TracedAdd] = []
         self.operations = 0
         """How many operations on data there were."""
@@ -171,8 +174,8 @@ class Tracer(TorchDispatchMode):
                 axis = args[1] if len(args) > 1 else kwargs.get("dim", 0)
                 self._stacks[storage_of(written[0])] = axis % written[0].dim(), infos
         if add is not None:
-            if self.measure:
-                add.output_statistics = self._measure(info, result, channel_axis(result, info))
+            if self.statistics is not None:
+                add.output_statistics = self.statistics.measure(result, channel_axis(result, info), info)
             self.adds.append(add)
         return result
 
@@ -273,8 +276,12 @@ class Tracer(TorchDispatchMode):
         node.kind, node.stream = Kind.RESIDUAL, skip.info.node
         shape = tuple(skip.tensor.shape)
         add = TracedAdd(node, operation, shape, paths, skip.info.node, branch.info.node)
-        if self.measure:
-            self._measure_operands(add, skip, branch)
+        if self.statistics is not None:
+            axis = channel_axis(skip.tensor, skip.info, branch.info)
+            add.skip_statistics = self.statistics.measure(skip.value(), axis, skip.info)
+            add.branch_statistics = self.statistics.measure(branch.value(), axis, branch.info)
+            if branch.factor is not None:
+                add.branch.input_statistics = self.statistics.measure(branch.tensor, axis)
         return add
 
     def _operands(
@@ -346,28 +353,13 @@ class Tracer(TorchDispatchMode):
     ) -> None:
         """Measure the input of a batch norm or a learned scale: when its block is found, it is gone."""
         scaled = node.kind is Kind.SCALE and node.parameters
-        if not self.measure or not (scaled or operation in BATCH_NORMS):
+        if self.statistics is None or not (scaled or operation in BATCH_NORMS):
             return
         tensor, info = next((t, i) for t, i in zip(tensors, infos, strict=True) if i is not None)
         if tensor.dim() < 2:  # One number per example: no channel axis, and not the end of a branch.
             return
         axis = 1 if operation in BATCH_NORMS else channel_axis(tensor, info)
-        node.input_statistics = self._measure(info, tensor, axis)
-
-    def _measure_operands(self, add: TracedAdd, skip: Operand, branch: Operand) -> None:
-        axis = channel_axis(skip.tensor, skip.info, branch.info)
-        add.skip_statistics = self._measure(skip.info, skip.value(), axis)
-        add.branch_statistics = self._measure(branch.info, branch.value(), axis)
-        if branch.factor is not None:
-            unscaled = channel_statistics(branch.tensor, axis)
-            add.branch.input_statistics = self.statistics.append(unscaled)
-
-    def _measure(self, info: TensorInfo, values: Tensor, axis: int) -> int:
-        """The index of the statistics. A block's output is the next block's skip: it is measured once."""
-        view = (values.storage_offset(), values.shape, values.stride(), axis)
-        if info.measured is None or info.measured[0] != view:
-            info.measured = (view, self.statistics.append(channel_statistics(values, axis)))
-        return info.measured[1]
+        node.input_statistics = self.statistics.measure(tensor, axis, info)
 
 
 def _fits(operation: str, first: Tensor, second: Tensor) -> bool:
