@@ -276,13 +276,11 @@ class ResidualAdd:
     """Where the structure allows two readings: both of them."""
 
 
-def is_recurrent(adds: Sequence[TracedAdd]) -> list[bool]:
-    """Which of the adds join the gates of a recurrent cell: the skip is gated, and the cell runs again."""
-    runs = Counter(add.layers for add in adds)
-    gated = [any(node.kind is Kind.OTHER for node in add.paths.skip) for add in adds]
-    return [
-        gate and bool(add.layers[1]) and runs[add.layers] > 1 for gate, add in zip(gated, adds, strict=True)
-    ]
+def recurrent_adds(adds: Sequence[TracedAdd]) -> set[TracedAdd]:
+    """Those that join the gates of a recurrent cell: the skip is gated, and the cell runs again."""
+    runs = Counter(add.layers for add in adds if add.layers[1])
+    gated = [add for add in adds if any(node.kind is Kind.OTHER for node in add.paths.skip)]
+    return {add for add in gated if runs[add.layers] > 1}
 
 
 def describe_adds(adds: Sequence[TracedAdd], model: str) -> list[ResidualAdd]:

@@ -58,6 +58,13 @@ _CHANNELS_SECOND = _CONVOLUTIONS | BATCH_NORMS | _GROUP_NORMS
 _CHANNELS_LAST = _PRODUCTS | _LAYER_NORMS
 
 
+@cache
+def name_of(function: Any) -> str:
+    """`aten.add_.Tensor` is `add`: in place or not is the same mathematics."""
+    name: str = function.overloadpacket.__name__
+    return name.removesuffix("_") if not name.endswith("__") else name
+
+
 def kind_of(operation: str, data_operands: int, learned_operand: bool) -> Kind:
     """The kind of `operation`, given how many operands come from data and whether one is learned."""
     if operation in _LINEAR and learned_operand:
@@ -80,6 +87,14 @@ def kind_of(operation: str, data_operands: int, learned_operand: bool) -> Kind:
 def is_factory(operation: str) -> bool:
     """Whether the operation takes a tensor for its shape alone: `x.new_zeros(...)`, `torch.empty_like(x)`."""
     return operation.startswith("new_") or operation.endswith("_like")
+
+
+def constant_of(operation: str, args: tuple[Any, ...]) -> float:
+    """The number that a scaling multiplies by; 1 if it is not known."""
+    numbers = [float(value) for value in args if isinstance(value, (int, float))]
+    if not numbers:
+        return 1.0
+    return 1 / numbers[0] if operation == "div" and numbers[0] else numbers[0]
 
 
 class Part(NamedTuple):
@@ -153,6 +168,19 @@ class TensorInfo:
     """Stride and size of the channel axis, where known."""
     measured: tuple[Any, int] | None = None
     """The view that was measured last, and the index of its statistics."""
+
+
+@dataclass(frozen=True, eq=False)
+class Operand:
+    """One side of an addition: `tensor`, or `tensor * factor`."""
+
+    info: TensorInfo
+    tensor: Tensor
+    factor: Tensor | float | None = None
+
+    def value(self) -> Tensor:
+        """The tensor that is added."""
+        return self.tensor if self.factor is None else self.tensor * self.factor
 
 
 class _NoStorage:

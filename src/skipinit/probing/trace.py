@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -19,17 +17,20 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .adds import TracedAdd, classify, is_recurrent, sees_skip
+from .adds import Paths, TracedAdd, classify, recurrent_adds, sees_skip
 from .operations import (
     ADDITIONS,
     BATCH_NORMS,
     Kind,
     Node,
+    Operand,
     TensorInfo,
     channel_axis,
     channels_of,
+    constant_of,
     is_factory,
     kind_of,
+    name_of,
     part_of,
     storage_of,
     tensors_in,
@@ -49,19 +50,6 @@ class ModuleCall(NamedTuple):
     module: nn.Module
     name: str
     number: int
-
-
-@dataclass(frozen=True, eq=False)
-class Operand:
-    """One side of an addition: `tensor`, or `tensor * factor`."""
-
-    info: TensorInfo
-    tensor: Tensor
-    factor: Tensor | float | None = None
-
-    def value(self) -> Tensor:
-        """The tensor that is added."""
-        return self.tensor if self.factor is None else self.tensor * self.factor
 
 
 class Tracer(TorchDispatchMode):
@@ -114,7 +102,10 @@ class Tracer(TorchDispatchMode):
         super().__exit__(*exception)  # type: ignore[no-untyped-call]
         for hook in self._hooks:
             hook.remove()
-        self._drop_recurrent()
+        # A recurrent cell of the user's own is known by its second step.
+        if recurrent := recurrent_adds(self.adds):
+            self.rejected[_RECURRENT] += len(recurrent)
+            self.adds = [add for add in self.adds if add not in recurrent]
 
     def _enter_module(self, module: nn.Module, _: Any) -> None:
         if module in self._names:
@@ -130,7 +121,7 @@ class Tracer(TorchDispatchMode):
     ) -> Any:
         """Run one operation and add it to the graph."""
         kwargs = kwargs or {}
-        operation = _name(function)
+        operation = name_of(function)
         if is_factory(operation):
             return function(*args, **kwargs)
         tensors = list(tensors_in((*args, *kwargs.values())))
@@ -155,23 +146,21 @@ class Tracer(TorchDispatchMode):
             for tensor, storage, info in zip(tensors, storages, data, strict=True)
             if info is not None and (part := part_of(tensor, storage)) is not None
         )
-        node.constant = _constant(operation, args) if kind is Kind.SCALE else 1.0
-        add = None
+        node.constant = constant_of(operation, args) if kind is Kind.SCALE else 1.0
         if parents:
             self.operations += 1
             self._measure_input(node, operation, tensors, data)
         else:
             node.from_data = False
             node.layered = kind is Kind.LINEAR or any(source.layered for source in node.sources)
-        if node.from_data or node.layered:
-            add = self._find_add(node, operation, args, kwargs)
+        add = self._find_add(node, operation, args, kwargs) if node.layered else None
         result = function(*args, **kwargs)
         info = TensorInfo(node)
         if written := written_by(function, args, result, storages):  # Otherwise the result is a view.
             info.channels = channels_of(operation, written[0], tensors, data)
             self._record(info, written)
             if operation == "stack" and len(tensors) == 2:
-                axis = args[1] if len(args) > 1 else kwargs.get("dim", 0)
+                axis = args[1] if len(args) > 1 else 0
                 self._stacks[storage_of(written[0])] = axis % written[0].dim(), infos
         if add is not None:
             if self.statistics is not None:
@@ -183,13 +172,6 @@ class Tracer(TorchDispatchMode):
     def call(self) -> int:
         """The number of the innermost module call that is running."""
         return self._calls[-1].number
-
-    def _drop_recurrent(self) -> None:
-        """Once the pass is over: a cell of the user's own is known by its second step."""
-        recurrent = is_recurrent(self.adds)
-        if any(recurrent):
-            self.rejected[_RECURRENT] += sum(recurrent)
-            self.adds = [add for add, drop in zip(self.adds, recurrent, strict=True) if not drop]
 
     def node_of(self, tensor: Tensor) -> Node | None:
         """The operation that computed a tensor of the pass; None if that is not known."""
@@ -249,30 +231,14 @@ class Tracer(TorchDispatchMode):
     def _find_add(
         self, node: Node, operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> TracedAdd | None:
-        """Classify an addition. If it is a residual add, measure its operands before they can change."""
+        """If this is a residual add, measure its operands before they can change."""
         if operation not in ADDITIONS and not self._sums_a_stack(operation, args):
             return None
-        if isinstance(self._calls[-1].module, (nn.RNNBase, nn.RNNCellBase)):
-            # They slice one product over all steps, so each step looks like the identity of the last.
-            self.rejected[_RECURRENT] += 1
+        found = self._read_add(node.call, operation, args, kwargs)
+        if isinstance(found, str):
+            self.rejected[found] += 1
             return None
-        operands = self._operands(operation, args, kwargs)
-        if isinstance(operands, str):
-            self.rejected[operands] += 1
-            return None
-        paths = classify(operands[0].info.node, operands[1].info.node, node.call)
-        if isinstance(paths, str):
-            self.rejected[paths] += 1
-            return None
-        skip, branch = operands[paths.skip_operand], operands[1 - paths.skip_operand]
-        if operation == "sub" and paths.skip_operand == 1:
-            self.rejected["it takes the identity away: f(x) - x"] += 1
-            return None
-        if operation != "sum" and not sees_skip(
-            paths, skip.info.node, part_of(skip.tensor, storage_of(skip.tensor))
-        ):
-            self.rejected["the operands come from different parts of one tensor"] += 1
-            return None
+        paths, skip, branch = found
         node.kind, node.stream = Kind.RESIDUAL, skip.info.node
         shape = tuple(skip.tensor.shape)
         add = TracedAdd(node, operation, shape, paths, skip.info.node, branch.info.node)
@@ -284,36 +250,61 @@ class Tracer(TorchDispatchMode):
                 add.branch.input_statistics = self.statistics.measure(branch.tensor, axis)
         return add
 
+    def _read_add(
+        self, call: int, operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Paths, Operand, Operand] | str:
+        """The paths of a residual add, its skip and its branch; or why the addition is none."""
+        if isinstance(self._calls[-1].module, (nn.RNNBase, nn.RNNCellBase)):
+            # They slice one product over all steps, so each step looks like the identity of the last.
+            return _RECURRENT
+        operands = self._operands(operation, args, kwargs)
+        if isinstance(operands, str):
+            return operands
+        paths = classify(operands[0].info.node, operands[1].info.node, call)
+        if isinstance(paths, str):
+            return paths
+        skip, branch = operands[paths.skip_operand], operands[1 - paths.skip_operand]
+        if operation == "sub" and paths.skip_operand == 1:
+            return "it takes the identity away: f(x) - x"
+        part = part_of(skip.tensor, storage_of(skip.tensor))
+        if operation != "sum" and not sees_skip(paths, skip.info.node, part):
+            return "the operands come from different parts of one tensor"
+        return paths, skip, branch
+
     def _operands(
         self, operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Operand, Operand] | str:
-        """Both sides of an addition, or why it cannot be a residual add."""
+        """Both sides of an addition, or why it cannot be a residual add.
+
+        Whatever the caller wrote, the dispatcher gives by position all that may be given so.
+        """
         if operation == "sum":
             axis, infos = self._stacks[storage_of(args[0])]
             first, second = args[0].unbind(axis)
             return self._pair(first, second, infos)
-        first, second = args[0], args[1] if len(args) > 1 else kwargs["other"]
-        factor: Tensor | float = kwargs.get("alpha", 1)
+        first, second, scale = args[0], args[1], kwargs.get("alpha", 1)
         if operation == "addcmul":
-            second, factor = args[2], args[1] * kwargs.get("value", 1)
+            scale, second = args[1], args[2]
             if second.shape != first.shape:
-                second, factor = args[1], args[2] * kwargs.get("value", 1)
+                scale, second = second, scale
         elif operation == "index_add":
             second = args[3]
         elif operation == "lerp":
-            factor = args[2] if len(args) > 2 else kwargs["weight"]
-        if not isinstance(second, Tensor) or first.dim() < 2 or not _fits(operation, first, second):
+            scale = args[2]
+        start = 1 if operation == "index_add" else 0  # It adds to some of the examples.
+        if not isinstance(second, Tensor) or first.dim() < 2 or first.shape[start:] != second.shape[start:]:
             return "the operands differ in shape"
         pair = self._pair(first, second)
-        if isinstance(pair, str) or (not isinstance(factor, Tensor) and factor == 1):
+        if isinstance(pair, str) or (not isinstance(scale, Tensor) and scale == 1):
             return pair
         left, right = pair
+        factor = scale * kwargs.get("value", 1)
         scaled = self._node(Kind.SCALE, (right.info.node,))
         scaled.from_data = right.info.node.from_data
-        if isinstance(factor, Tensor):
-            self._describe_factor(
-                scaled, args[1] if operation == "addcmul" and second is args[2] else args[2]
-            )
+        if isinstance(scale, Tensor):
+            scaled.parameters = self._parameters_in(storage_of(scale))
+            if (node := self.node_of(scale)) is not None:
+                scaled.kind, scaled.parents = Kind.OTHER, (right.info.node, node)
         else:
             scaled.constant = float(factor)
         if operation == "lerp":  # x + w (y - x) = (1 - w) x + w y
@@ -335,18 +326,10 @@ class Tracer(TorchDispatchMode):
 
     def _sums_a_stack(self, operation: str, args: tuple[Any, ...]) -> bool:
         """Whether this is `torch.stack([a, b], axis).sum(axis)`."""
-        stack = self._stacks.get(storage_of(args[0])) if operation == "sum" and len(args) > 1 else None
-        return (
-            stack is not None
-            and args[0].dim() > 2
-            and list(args[1]) in ([stack[0]], [stack[0] - args[0].dim()])
-        )
-
-    def _describe_factor(self, scaled: Node, factor: Tensor) -> None:
-        node = self.node_of(factor)
-        if node is not None:
-            scaled.kind, scaled.parents = Kind.OTHER, (*scaled.parents, node)
-        scaled.parameters = self._parameters_in(storage_of(factor))
+        if operation != "sum" or len(args) < 2 or (stack := self._stacks.get(storage_of(args[0]))) is None:
+            return False
+        dimensions = args[0].dim()
+        return dimensions > 2 and args[1] in ([stack[0]], [stack[0] - dimensions])
 
     def _measure_input(
         self, node: Node, operation: str, tensors: Sequence[Tensor], infos: Sequence[TensorInfo | None]
@@ -360,24 +343,3 @@ class Tracer(TorchDispatchMode):
             return
         axis = 1 if operation in BATCH_NORMS else channel_axis(tensor, info)
         node.input_statistics = self.statistics.measure(tensor, axis, info)
-
-
-def _fits(operation: str, first: Tensor, second: Tensor) -> bool:
-    """Whether both are of one shape; `index_add` adds to some of the examples."""
-    if operation == "index_add":
-        return first.dim() == second.dim() and first.shape[1:] == second.shape[1:]
-    return first.shape == second.shape
-
-
-@cache
-def _name(function: Any) -> str:
-    """`aten.add_.Tensor` is `add`: in place or not is the same mathematics."""
-    name: str = function.overloadpacket.__name__
-    return name.removesuffix("_") if not name.endswith("__") else name
-
-
-def _constant(operation: str, args: tuple[Any, ...]) -> float:
-    numbers = [float(value) for value in args if isinstance(value, (int, float))]
-    if not numbers:
-        return 1.0
-    return 1 / numbers[0] if operation == "div" and numbers[0] else numbers[0]
