@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skipinit.probing.adds import classify, split_paths
-from skipinit.probing.operations import Kind, Node
+from skipinit.probing.adds import classify
+from skipinit.probing.operations import Kind, Node, split_paths
 
 
 @st.composite

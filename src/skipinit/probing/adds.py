@@ -22,14 +22,13 @@ an encoder's output, is not part of it, and the branch of a block inside belongs
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from .operations import Kind, Node, Part
+from .operations import Kind, Node, Part, origins, split_paths
 
 BRANCH_SCALAR = "branch_alpha"
 """The name of the learned scalar that a conversion puts at the end of a branch."""
@@ -116,60 +115,20 @@ def sees_skip(paths: Paths, skip: Node, part: Part | None) -> bool:
     return not used or any(not reads or any(part.overlaps(read) for read in reads) for reads in used)
 
 
-def split_paths(a: Node, b: Node, along_skips: bool = False) -> tuple[list[Node], list[Node], Node | None]:
-    """The ancestors of `a` alone, those of `b` alone (both oldest first), and their latest common ancestor.
-
-    Walks back in time from both at once and stops when no node is left that only one descends from. The cost
-    depends on the size of the block, not of the network. With `along_skips`, the way through a residual add
-    is its skip alone.
-    """
-    learned = not (a.from_data and b.from_data)
-    reach = {a: 1, b: 2}
-    frontier = [(-node.order, node) for node in reach]
-    heapq.heapify(frontier)
-    one_sided = 2
-    only: dict[int, list[Node]] = {1: [], 2: []}
-    fork: Node | None = None
-    while frontier and one_sided:
-        node = heapq.heappop(frontier)[1]
-        sides = reach[node]
-        if sides == 3:
-            fork = fork or node
-        else:
-            one_sided -= 1
-            only[sides].append(node)
-        for parent in _origins(node, learned, along_skips):
-            before = reach.get(parent, 0)
-            after = reach[parent] = before | sides
-            one_sided += (after in (1, 2)) - (before in (1, 2))
-            if not before:
-                heapq.heappush(frontier, (-parent.order, parent))
-    if fork is None and frontier:
-        fork = frontier[0][1]
-    return only[1][::-1], only[2][::-1], fork
-
-
-def _origins(node: Node, learned: bool, along_skips: bool = False) -> tuple[Node, ...]:
-    """What an operation worked on, learned tensors too where an operand of the add is one."""
-    if along_skips and node.stream is not None:
-        return (node.stream,)
-    return node.parents + node.sources if learned else node.parents
-
-
 def _between(skip: list[Node], branch: list[Node], origin: Node, end: Node) -> tuple[Node, ...]:
     """The operations of `branch` that lead from where the skip comes from to `end`."""
     learned = not (origin.from_data and end.from_data)
     own = set(skip)
-    descending = {p for node in skip for p in _origins(node, learned) if p not in own} or {origin}
+    descending = {p for node in skip for p in origins(node, learned) if p not in own} or {origin}
     for node in branch:
-        if any(parent in descending for parent in _origins(node, learned)):
+        if any(parent in descending for parent in origins(node, learned)):
             descending.add(node)
     on_path, candidates, waiting = set[Node](), descending.intersection(branch), [end]
     while waiting:
         node = waiting.pop()
         if node in candidates and node not in on_path:
             on_path.add(node)
-            waiting += _origins(node, learned, along_skips=True)
+            waiting += origins(node, learned, along_skips=True)
     return tuple(node for node in branch if node in on_path)
 
 
@@ -329,9 +288,9 @@ def _describe(add: TracedAdd, depth: int, names: dict[Node, str], doubt: str | N
         branch_from=_origin(add.branch, node),
         skip_modules=_modules(paths.skip, node),
         branch_modules=_modules(paths.branch, node),
-        skip_norms=_modules(_norms(paths.skip), node),
-        branch_norms=_modules(_norms(paths.branch), node),
-        shared_norms=_modules(_norms(paths.shared), node),
+        skip_norms=_modules(paths.skip, node, Kind.NORM),
+        branch_norms=_modules(paths.branch, node, Kind.NORM),
+        shared_norms=_modules(paths.shared, node, Kind.NORM),
         parameters=tuple(dict.fromkeys(used)),
         scale=learned[0] if learned else None,
         activation=after_module if after is Kind.ACTIVATION and not others else None,
@@ -349,17 +308,13 @@ def _stream(skip: Node) -> tuple[Node, float]:
     return skip, constant
 
 
-def _norms(path: Iterable[Node]) -> list[Node]:
-    return [node for node in path if node.kind is Kind.NORM]
-
-
-def _modules(path: Iterable[Node], add: Node) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(node.module for node in path if node.call != add.call))
+def _modules(path: Iterable[Node], add: Node, *kinds: Kind) -> tuple[str, ...]:
+    """Where the operations of the path ran, outside of the forward that adds; with `kinds`, only such."""
+    outside = (node for node in path if node.call != add.call and node.kind in (kinds or Kind))
+    return tuple(dict.fromkeys(node.module for node in outside))
 
 
 def _origin(operand: Node, add: Node) -> str | None:
-    if operand.call == add.call:
-        if operand.kind is Kind.SCALE and len(operand.parents) == 1:
-            return _origin(operand.parents[0], add)
-        return None
-    return None if operand.kind is Kind.INPUT else operand.module
+    while operand.call == add.call and operand.kind is Kind.SCALE and len(operand.parents) == 1:
+        operand = operand.parents[0]
+    return None if operand.call == add.call or operand.kind is Kind.INPUT else operand.module
