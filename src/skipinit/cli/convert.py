@@ -11,8 +11,8 @@ import tyro
 from ..converting.plan import make_plan
 from ..errors import ConfigError, MissingExtraError
 from ..nets.own import is_own, load_model
+from ..notation import read_shape
 from .flags import Json, Model, given
-from .probe import shape_of
 
 _Flag = Annotated[bool, tyro.conf.arg(help_behavior_hint="")]
 
@@ -65,7 +65,7 @@ def convert(
         raise ConfigError("--biases and --no-biases exclude each other; give one")
     with_biases = biases if biases or no_biases else None
     make_plan(scheme, keep_function, alpha, with_biases, dropout, seed)
-    shape = shape_of(input)
+    shape = read_shape(input)
     if (out / "model.safetensors").exists() and not force:
         raise ConfigError(f"{out} holds a conversion already; give another folder, or --force to replace it")
     if not is_own(model):

@@ -14,6 +14,7 @@ from ..data.catalog import DATA_SETS
 from ..errors import ConfigError, need, unknown_name
 from ..nets.architectures import THEORY_NETWORKS, find_architecture
 from ..nets.own import is_own, load_model
+from ..notation import read_shape
 from .flags import Json, Model, NetworkFlags, given
 
 if TYPE_CHECKING:
@@ -60,15 +61,7 @@ class InputFlags:
     @property
     def shape(self) -> tuple[int, ...] | None:
         """The shape that was given."""
-        return None if self.input is None else shape_of(self.input)
-
-
-def shape_of(text: str) -> tuple[int, ...]:
-    """8x3x224x224 as numbers."""
-    sizes = text.lower().split("x")
-    if not all(size.isdigit() and int(size) > 0 for size in sizes):
-        raise ConfigError(f"--input {text!r} is not a shape; write it like 8x3x224x224")
-    return tuple(int(size) for size in sizes)
+        return None if self.input is None else read_shape(self.input)
 
 
 def probe(
