@@ -52,6 +52,27 @@ def test_verdict_on_the_papers_schemes(scheme, biased, law):
         assert verdict.growth.rate == pytest.approx(2, rel=0.2)
 
 
+class NormalizedBlock(nn.Module):
+    """x + f(x), with f's output normalized: it adds 1 to the variance."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.dense, self.norm = nn.Linear(width, width), nn.BatchNorm1d(width)
+
+    def forward(self, x):
+        return x + self.norm(self.dense(x.relu()))
+
+
+def test_growth_is_that_of_blocks_in_a_row():
+    """Between two stages stands a layer that is in no block; it lowers the variance a hundredfold."""
+    torch.manual_seed(0)
+    between = nn.Linear(64, 32, bias=False)
+    nn.init.normal_(between.weight, std=0.1 / 8)
+    stages = [nn.Sequential(*(NormalizedBlock(width) for _ in range(6))) for width in (64, 32)]
+    growth = probe(nn.Sequential(stages[0], between, stages[1]), torch.Size([512, 64])).verdict.growth
+    assert (growth.law, growth.rate, growth.blocks) == ("linear", pytest.approx(1, rel=0.1), 6)
+
+
 def test_branches_of_nothing_are_not_blamed():
     """With every scalar 0 no block is least balanced, and growth on the skip is not mended by SkipInit."""
     alphas = [torch.zeros(6) for _ in range(6)]

@@ -95,10 +95,15 @@ def predict(report: ProbeReport) -> Prediction | None:
 
 
 def stages(adds: Sequence[ResidualAdd]) -> list[list[int]]:
-    """Row numbers, split before each block whose skip is neither the identity nor the sum before it."""
+    """Row numbers, split before each block that does not go on from the one before it.
+
+    It goes on if its skip is that block's sum, or the identity on a tensor of that shape. Many networks
+    change the shape between blocks, by layers that are in no block and may have any variance.
+    """
     runs: list[list[int]] = []
     for index, add in enumerate(adds):
-        if not runs or not (add.skip_is_identity or add.continues):
+        same = index > 0 and add.shape == adds[index - 1].shape
+        if not runs or not (add.continues or (add.skip_is_identity and same)):
             runs.append([])
         runs[-1].append(index)
     return runs
