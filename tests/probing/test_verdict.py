@@ -73,6 +73,12 @@ def test_growth_is_that_of_blocks_in_a_row():
     assert (growth.law, growth.rate, growth.blocks) == ("linear", pytest.approx(1, rel=0.1), 6)
 
 
+def test_a_projection_is_not_taken_for_the_start_of_growth():
+    """In ResNet-V1 a ReLU follows each sum; with branches of 0 all skips behind a projection are alike."""
+    growth = probe(create_model("resnet50_v1", scheme="skipinit", seed=0), images(4)).verdict.growth
+    assert (growth.law, growth.blocks) == ("constant", 5)
+
+
 def test_branches_of_nothing_are_not_blamed():
     """With every scalar 0 no block is least balanced, and growth on the skip is not mended by SkipInit."""
     alphas = [torch.zeros(6) for _ in range(6)]

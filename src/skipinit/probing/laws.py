@@ -97,16 +97,21 @@ def predict(report: ProbeReport) -> Prediction | None:
 def stages(adds: Sequence[ResidualAdd]) -> list[list[int]]:
     """Row numbers, split before each block that does not go on from the one before it.
 
-    It goes on if its skip is that block's sum, or the identity on a tensor of that shape. Many networks
-    change the shape between blocks, by layers that are in no block and may have any variance.
+    It goes on if its skip is that block's sum; or if the skips of both are the identity on tensors of one
+    shape, with at most an activation or a norm between them, such as the ReLU of ResNet-V1. A layer that
+    changes the shape between two blocks may have any variance, and so may a projection that no ReLU precedes.
     """
     runs: list[list[int]] = []
     for index, add in enumerate(adds):
-        same = index > 0 and add.shape == adds[index - 1].shape
-        if not runs or not (add.continues or (add.skip_is_identity and same)):
+        if not index or not (add.continues or _alike(adds[index - 1], add)):
             runs.append([])
         runs[-1].append(index)
     return runs
+
+
+def _alike(before: ResidualAdd, add: ResidualAdd) -> bool:
+    same = before.shape == add.shape and add.skip_is_identity
+    return same and (before.skip_is_identity or before.continues is not None)
 
 
 def _common_constant(adds: Sequence[ResidualAdd]) -> float | None:
