@@ -89,9 +89,16 @@ INITIALIZATION = {
 }
 
 
+SAME = 0.5
+"""Points of accuracy that one run cannot tell apart."""
+SLIGHTLY = 1.5
+CONSIDERABLY = 2.0
+
 DEPTHS = (16, 100, 1000)
 DEEP = (100, 1000)
 DEEPEST = (1000,)
+SKIPINIT = ("skipinit alpha=1/sqrt(d)", "skipinit")
+"""The starts from which SkipInit trains at any depth."""
 
 
 DEPTH = {
@@ -108,19 +115,17 @@ DEPTH = {
     "skipinit-trains-at-any-depth": claim(
         "2.3",
         "Without normalization, SkipInit trains 1000 layers from α = 1/√d or less, 0 included.",
-        trains("table1", "skipinit alpha=1/sqrt(d)", DEPTHS),
-        trains("table1", "skipinit", DEPTHS),
+        *(trains("table1", start, DEPTHS) for start in SKIPINIT),
     ),
     "skipinit-rate-hardly-depends-on-depth": claim(
         "2.3",
         "The best rate with SkipInit is almost independent of depth.",
-        constant_rate("table1", "skipinit alpha=1/sqrt(d)", DEPTHS),
-        constant_rate("table1", "skipinit", DEPTHS),
+        *(constant_rate("table1", start, DEPTHS) for start in SKIPINIT),
     ),
     "skipinit-slightly-below-batchnorm": claim(
         "2.3",
         "SkipInit is slightly below batch norm on the test set at every depth.",
-        leads("table1", "batchnorm", "skipinit", DEPTHS, over=0.0, up_to=1.5),
+        leads("table1", "batchnorm", "skipinit", DEPTHS, up_to=SLIGHTLY),
     ),
     "alpha-one-fails-deep": claim(
         "2.3",
@@ -140,8 +145,7 @@ DEPTH = {
     "skipinit-matches-training-loss": claim(
         "D.1",
         "SkipInit reaches training losses like those of batch norm after as many epochs.",
-        similar_losses("table3", "batchnorm", "skipinit alpha=1/sqrt(d)", DEPTHS),
-        similar_losses("table3", "batchnorm", "skipinit", DEPTHS),
+        *(similar_losses("table3", "batchnorm", start, DEPTHS) for start in SKIPINIT),
     ),
     "batchnorm-variants-fail-deep": claim(
         "D.2",
@@ -154,21 +158,17 @@ DEPTH = {
     "skipinit-helps-shallow-networks": claim(
         "7",
         "Starting the branch at zero often helps shallow networks too.",
-        leads("table1", "skipinit", "skipinit alpha=1", (16,)),
-        leads("table5", "skipinit", "skipinit alpha=1", (16,)),
+        *(leads(table, "skipinit", "skipinit alpha=1", (16,)) for table in ("table1", "table5")),
     ),
     "cifar100-batchnorm-and-skipinit-train-deep": claim(
         "E",
         "Batch norm and SkipInit train very deep networks on CIFAR-100.",
-        trains("table5", "batchnorm", DEPTHS),
-        trains("table5", "skipinit alpha=1/sqrt(d)", DEPTHS),
-        trains("table5", "skipinit", DEPTHS),
+        *(trains("table5", method, DEPTHS) for method in ("batchnorm", *SKIPINIT)),
     ),
     "cifar100-unscaled-branches-fail-deep": claim(
         "E",
         "On CIFAR-100, too, 1000 layers cannot be trained unless the branch is scaled down.",
-        fails("table5", "skipinit alpha=1", DEEPEST),
-        fails("table5", "divide-sqrt2", DEEPEST),
+        *(fails("table5", method, DEEPEST) for method in ("skipinit alpha=1", "divide-sqrt2")),
     ),
 }
 
@@ -177,10 +177,6 @@ STANDARD = (256,)
 SMALL = (256, 1024)
 LARGEST = (4096,)
 EVERY = (256, 1024, 4096)
-SAME = 0.5
-"""Points of accuracy that one run cannot tell apart."""
-SLIGHTLY = 1.5
-CONSIDERABLY = 2.0
 V2, V1 = "table2", "table7"
 
 
@@ -217,8 +213,7 @@ IMAGENET = {
     "either-fixup-component-suffices": claim(
         "6",
         "Fixup's component 1 or 2 alone is enough to train ResNet-V2.",
-        trains(V2, "fixup component 1", STANDARD),
-        trains(V2, "fixup component 2", STANDARD),
+        *(trains(V2, f"fixup component {number}", STANDARD) for number in (1, 2)),
     ),
     "v1-fixup-slightly-worse-at-small-batch": claim(
         "F",
