@@ -17,6 +17,8 @@ from .claim import Finding, Rule, all_of, decided, missing
 
 FEWEST_RATES = 3
 """A cell counts as failed only when this many rates were tried: any network fails at one absurd rate."""
+SIMILAR = 2.0
+"""The factor within which losses and best rates are similar."""
 
 
 @dataclass(frozen=True)
@@ -137,26 +139,24 @@ def leads(
     return _at_each(exhibit, (first, second), at, criterion, compare, metric)
 
 
-def similar_losses(exhibit: str, first: str, second: str, at: At, factor: float = 2.0) -> Rule:
-    """The larger loss is at most `factor` times the smaller."""
+def similar_losses(exhibit: str, first: str, second: str, at: At) -> Rule:
+    """The larger loss is at most `SIMILAR` times the smaller."""
 
     def compare(one: Result, other: Result) -> Finding:
         worst, best = sorted((one.score, other.score))
-        return decided(worst >= factor * best > -math.inf, f"{first} {one} against {second} {other}")
+        return decided(worst >= SIMILAR * best > -math.inf, f"{first} {one} against {second} {other}")
 
-    criterion = f"the losses of {first} and {second} are within a factor of {factor:g}"
+    criterion = f"the losses of {first} and {second} are within a factor of {SIMILAR:g}"
     return _at_each(exhibit, (first, second), at, criterion, compare)
 
 
-def similar_rates(
-    exhibit: str, methods: tuple[str, ...], at: At, factor: float = 2.0, metric: Metric | None = None
-) -> Rule:
-    """One rate is within `factor` of every method's error bar."""
+def similar_rates(exhibit: str, methods: tuple[str, ...], at: At, metric: Metric | None = None) -> Rule:
+    """One rate is within a factor of `SIMILAR` of every method's error bar."""
 
     def compare(*results: Result) -> Finding:
-        return rates_agree(dict(zip(methods, results, strict=True)), factor)
+        return rates_agree(dict(zip(methods, results, strict=True)))
 
-    criterion = f"best rates of {', '.join(methods)}, with error bars, are within a factor of {factor:g}"
+    criterion = f"best rates of {', '.join(methods)}, with error bars, are within a factor of {SIMILAR:g}"
     return _at_each(exhibit, methods, at, criterion, compare, metric)
 
 
@@ -174,12 +174,12 @@ def larger_rates(exhibit: str, first: str, second: str, at: At) -> Rule:
     return _at_each(exhibit, (first, second), at, criterion, compare)
 
 
-def rates_agree(results: Mapping[str, Result], factor: float) -> Finding:
-    """Whether one rate is within `factor` of all error bars."""
+def rates_agree(results: Mapping[str, Result]) -> Finding:
+    """Whether one rate is within a factor of `SIMILAR` of all error bars."""
     rates = best_rates(results)
     if isinstance(rates, Finding):
         return rates
-    agree = max(rate.low for rate in rates) <= factor * min(rate.high for rate in rates)
+    agree = max(rate.low for rate in rates) <= SIMILAR * min(rate.high for rate in rates)
     words = ", ".join(f"{rate} ({name})" for name, rate in zip(results, rates, strict=True))
     return decided(agree, f"best rates {words}")
 

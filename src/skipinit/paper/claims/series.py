@@ -13,10 +13,16 @@ from ...sweeping.results import Metric
 from ..exhibits import EXHIBITS
 from ..measurements import MeasurementSet, Result
 from .claim import Finding, Rule, decided, missing
-from .points import At, Span, best_rates, needs, rates_agree, still_open
+from .points import SIMILAR, At, Span, best_rates, needs, rates_agree, still_open
 
 SAME = 0.5
 """Points of accuracy that are no difference: a few of the paper's standard deviations."""
+NEAR_ONE = 1 / 3
+"""How far from 1 the power of something proportional may be."""
+LARGER = 2.0
+"""The factor from which on a threshold is significantly larger."""
+FAR = 4.0
+"""The factor from which on a rate is far below another."""
 
 Points = dict[int, Result]
 
@@ -51,18 +57,18 @@ def _words(method: str, series: Points) -> str:
     return f"{method} " + ", ".join(f"{result} at {at}" for at, result in series.items())
 
 
-def constant_rate(exhibit: str, method: str, at: At, factor: float = 2.0) -> Rule:
-    """One rate is within `factor` of every error bar."""
+def constant_rate(exhibit: str, method: str, at: At) -> Rule:
+    """One rate is within a factor of `SIMILAR` of every error bar."""
 
     def decide(series: Points) -> Finding:
-        found = rates_agree({str(at): result for at, result in series.items()}, factor)
+        found = rates_agree({str(at): result for at, result in series.items()})
         return Finding(found.state, f"{method}: {found.words}")
 
-    criterion = f"best rates of {method}, with error bars, are within a factor of {factor:g}"
+    criterion = f"best rates of {method}, with error bars, are within a factor of {SIMILAR:g}"
     return _along(exhibit, (method,), at, criterion, decide)
 
 
-def proportional_rate(exhibit: str, method: str, at: Span, tolerance: float = 1 / 3) -> Rule:
+def proportional_rate(exhibit: str, method: str, at: Span) -> Rule:
     """The best rate grows as a power of the batch size that is near 1, over a factor of 4 or more."""
 
     def decide(series: Points) -> Finding:
@@ -73,9 +79,9 @@ def proportional_rate(exhibit: str, method: str, at: Span, tolerance: float = 1 
             return rates
         power = linear_regression(list(map(math.log, series)), [math.log(rate.lr) for rate in rates]).slope
         words = ", ".join(f"{rate} at {at}" for at, rate in zip(series, rates, strict=True))
-        return decided(abs(power - 1) <= tolerance, f"{method}: power {power:.2f} of best rates {words}")
+        return decided(abs(power - 1) <= NEAR_ONE, f"{method}: power {power:.2f} of best rates {words}")
 
-    criterion = f"best rate of {method} ∝ (batch size)^p with |p - 1| ≤ {tolerance:.2g}"
+    criterion = f"best rate of {method} ∝ (batch size)^p with |p - 1| ≤ {NEAR_ONE:.2g}"
     return _along(exhibit, (method,), at, criterion, decide)
 
 
@@ -137,8 +143,8 @@ def peaks(exhibit: str, method: str, low: int, high: int) -> Rule:
     return _along(exhibit, (method,), Span(fewest=3), criterion, decide)
 
 
-def larger_threshold(exhibit: str, first: str, second: str, at: Span, factor: float = 2.0) -> Rule:
-    """The first keeps its accuracy up to a batch size `factor` times as large as the second does."""
+def larger_threshold(exhibit: str, first: str, second: str, at: Span) -> Rule:
+    """The first keeps its accuracy up to a batch size `LARGER` times as large as the second does."""
 
     def decide(one: Points, other: Points) -> Finding:
         mine, others = _threshold(one), _threshold(other)
@@ -147,9 +153,9 @@ def larger_threshold(exhibit: str, first: str, second: str, at: Span, factor: fl
         if others == max(other):
             return missing(f"{second} at larger batch sizes than {others}, where it is still at its best")
         words = f"accuracy holds up to batch size {mine} with {first}, {others} with {second}"
-        return decided(mine >= factor * others, words)
+        return decided(mine >= LARGER * others, words)
 
-    criterion = f"largest batch within {SAME:g} points of the best: {first} ≥ {factor:g} × {second}"
+    criterion = f"largest batch within {SAME:g} points of the best: {first} ≥ {LARGER:g} × {second}"
     return _along(exhibit, (first, second), at, criterion, decide)
 
 
@@ -176,8 +182,8 @@ def larger_stable_rate(exhibit: str, first: str, second: str, at: Span) -> Rule:
     return _along(exhibit, (first, second), at, criterion, decide)
 
 
-def far_from_unstable(exhibit: str, method: str, at: Span, factor: float = 4.0) -> Rule:
-    """At the smallest batch size the best rate is `factor` times below the largest stable one."""
+def far_from_unstable(exhibit: str, method: str, at: Span) -> Rule:
+    """At the smallest batch size the best rate is `FAR` times below the largest stable one."""
 
     def decide(series: Points) -> Finding:
         smallest, stable = min(series), _largest(series, "trained")
@@ -185,12 +191,12 @@ def far_from_unstable(exhibit: str, method: str, at: Span, factor: float = 4.0) 
         if isinstance(rates, Finding):
             return rates
         (best,) = rates
-        if factor * best.lr > stable == _largest(series, "tried"):
+        if FAR * best.lr > stable == _largest(series, "tried"):
             return missing(f"the rate from which {method} no longer trains")
         words = f"best rate {best} at batch size {smallest}, largest stable rate {rate_text(stable)}"
-        return decided(factor * best.lr <= stable, f"{method}: {words}")
+        return decided(FAR * best.lr <= stable, f"{method}: {words}")
 
-    criterion = f"best rate of {method} at the smallest batch ≤ largest stable rate / {factor:g}"
+    criterion = f"best rate of {method} at the smallest batch ≤ largest stable rate / {FAR:g}"
     return _along(exhibit, (method,), at, criterion, decide)
 
 
