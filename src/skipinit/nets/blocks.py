@@ -68,11 +68,6 @@ class RawTransitionBlock(TransitionBlock):
         return out
 
 
-def transition_kind(raw: bool) -> type[TransitionBlock]:
-    """The block in which channels change, by what its skip convolves."""
-    return RawTransitionBlock if raw else TransitionBlock
-
-
 class PostActivationBlock(nn.Module):
     """relu(merge(S x, f(x)) [+ b]): ResNet-V1, in which no skip is the identity (appendix F)"""
 

@@ -15,20 +15,28 @@ from torch.nn import functional as F
 from ..config import TheoryConfig
 from ..errors import unknown_name
 from .architectures import THEORY_NETWORKS, Architecture
-from .blocks import PostActivationBlock, PreActivationBlock, ResidualNet, transition_kind
+from .blocks import (
+    PostActivationBlock,
+    PreActivationBlock,
+    RawTransitionBlock,
+    ResidualNet,
+    TransitionBlock,
+)
 from .layers import Layers, Named, empty_conv, empty_linear, he, lecun, require_memory
 from .merges import Add, GhostBatchNorm2d
 
 _WIDE_STEM = 16
-
-
 _WIDE_GROUPS = ((16, 1), (32, 2), (64, 2))
+_STEM_CHANNELS = 64
+_BOTTLENECKS = (64, 128, 256, 512)
+_EXPANSION = 4
+
+Parts = tuple[Named, list[nn.Module], Named]
+"""Stem, blocks and head."""
 
 
-def wide_resnet(
-    architecture: Architecture, layers: Layers, in_channels: int, classes: int
-) -> tuple[Named, list[nn.Module], Named]:
-    """Stem, blocks and head."""
+def wide_resnet(architecture: Architecture, layers: Layers, in_channels: int, classes: int) -> Parts:
+    """The stride sits on the first block of groups 2 and 3."""
     blocks: list[nn.Module] = []
     channels = _WIDE_STEM
     for count, (width, first_stride) in zip(architecture.groups, _WIDE_GROUPS, strict=True):
@@ -36,36 +44,33 @@ def wide_resnet(
             out = width * architecture.widen
             blocks.append(_wide_block(layers, channels, out, stride=first_stride if index == 0 else 1))
             channels = out
-    final_norm = {"norm": layers.norm(channels)} if layers.design.final_norm else {}
-    head = final_norm | layers.activate(0) | layers.classify(channels, classes)
-    return layers.convolve(0, in_channels, _WIDE_STEM, 3), blocks, head
+    stem = layers.convolve(0, in_channels, _WIDE_STEM, 3)
+    return stem, blocks, _activated_head(layers, channels, classes)
 
 
 def _wide_block(layers: Layers, channels: int, out: int, stride: int) -> nn.Module:
-    preactivation = layers.normalize(1, channels) | layers.activate(1)
     branch = (
         layers.convolve(1, channels, out, 3, stride)
         | layers.normalize(2, out)
         | layers.activate(2)
         | layers.convolve(2, out, out, 3)
     )
-    merge = layers.merge(out)
-    if channels == out and stride == 1:
-        return PreActivationBlock(preactivation, branch, merge)
-    transition = transition_kind(layers.design.raw_projection)
-    return transition(preactivation, layers.project(channels, out, stride), branch, merge)
+    return _preactivated_block(layers, branch, channels, out, stride)
 
 
-_STEM_CHANNELS = 64
+def _preactivated_block(layers: Layers, branch: Named, channels: int, out: int, stride: int) -> nn.Module:
+    """Where the channels change, the skip is a convolution."""
+    preactivation = layers.normalize(1, channels) | layers.activate(1)
+    if channels == out:
+        return PreActivationBlock(preactivation, branch, layers.merge(out), stride)
+    transition = RawTransitionBlock if layers.design.raw_projection else TransitionBlock
+    return transition(preactivation, layers.project(channels, out, stride), branch, layers.merge(out))
 
 
-_BOTTLENECKS = (64, 128, 256, 512)
-
-
-_EXPANSION = 4
-
-
-Parts = tuple[Named, list[nn.Module], Named]
+def _activated_head(layers: Layers, channels: int, classes: int) -> Named:
+    """The last block of a pre-activation network has no activation after it."""
+    final_norm = {"norm": layers.norm(channels)} if layers.design.final_norm else {}
+    return final_norm | layers.activate(0) | layers.classify(channels, classes)
 
 
 class ZeroPaddedMaxPool(nn.Module):
@@ -86,13 +91,11 @@ def resnet_v2(architecture: Architecture, layers: Layers, in_channels: int, clas
             last = index == count - 1 and group < len(_BOTTLENECKS) - 1
             blocks.append(_block_v2(layers, channels, middle, stride=2 if last else 1))
             channels = middle * _EXPANSION
-    final_norm = {"norm": layers.norm(channels)} if layers.design.final_norm else {}
-    return stem, blocks, final_norm | layers.activate(0) | layers.classify(channels, classes)
+    return stem, blocks, _activated_head(layers, channels, classes)
 
 
 def _block_v2(layers: Layers, channels: int, middle: int, stride: int) -> nn.Module:
     out = middle * _EXPANSION
-    preactivation = layers.normalize(1, channels) | layers.activate(1)
     branch = (
         layers.convolve(1, channels, middle, 1)
         | layers.normalize(2, middle)
@@ -102,10 +105,7 @@ def _block_v2(layers: Layers, channels: int, middle: int, stride: int) -> nn.Mod
         | layers.activate(3)
         | layers.convolve(3, middle, out, 1)
     )
-    if channels == out:
-        return PreActivationBlock(preactivation, branch, layers.merge(out), stride)
-    transition = transition_kind(layers.design.raw_projection)
-    return transition(preactivation, layers.project(channels, out, stride), branch, layers.merge(out))
+    return _preactivated_block(layers, branch, channels, out, stride)
 
 
 def resnet_v1(architecture: Architecture, layers: Layers, in_channels: int, classes: int) -> Parts:
