@@ -148,6 +148,11 @@ def _seeds_text(seeds: set[int]) -> str:
     return f"seeds {first} to {last}" if unbroken else f"seeds {', '.join(map(str, sorted(seeds)))}"
 
 
+def shared_config(config: TrainConfig) -> TrainConfig:
+    """What the trials of a cell share: everything but rate and seed."""
+    return replace(config, lr=1.0, seed=0)
+
+
 def plan_cells(exhibit: Exhibit, preset: Preset, precision: Precision | None = None) -> list[ExhibitCell]:
     """Every cell of a table or figure that the preset has, at its own precision unless one is given."""
     if preset.exhibits is not None and exhibit.name not in preset.exhibits:

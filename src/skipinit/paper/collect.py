@@ -21,7 +21,7 @@ from ..errors import ConfigError, DataError, system_errors_explained
 from ..sweeping.exchange import Entry, entries, read_results
 from ..sweeping.store import FILE, open_store
 from ..training.records import EpochRecord, Trial
-from .cells import ExhibitCell, plan_cells
+from .cells import ExhibitCell, plan_cells, shared_config
 from .claims import CLAIMS
 from .claims.claim import Claim, ClaimState, Finding
 from .exhibits import EXHIBITS
@@ -187,20 +187,15 @@ def fill(planned: Iterable[ExhibitCell], trials: Iterable[Trial]) -> Iterator[Ex
     """The cells with the trials recorded of each, of the earlier protocol where today's has no result yet."""
     by_config: defaultdict[TrainConfig, list[Trial]] = defaultdict(list)
     for trial in trials:
-        by_config[_shared(trial.config)].append(trial)
+        by_config[shared_config(trial.config)].append(trial)
     for cell in planned:
-        today = tuple(by_config.get(_shared(cell.config), ()))
+        today = tuple(by_config.get(shared_config(cell.config), ()))
         config = restate_earlier(cell.config)
-        earlier = tuple(by_config.get(_shared(config), ()))
+        earlier = tuple(by_config.get(shared_config(config), ()))
         if not any(trial.has_result for trial in today) and any(trial.has_result for trial in earlier):
             yield replace(cell, config=config, recorded=earlier, earlier=EARLIER_PROTOCOL)
         else:
             yield replace(cell, recorded=today)
-
-
-def _shared(config: TrainConfig) -> TrainConfig:
-    """What the trials of a cell share."""
-    return replace(config, lr=1.0, seed=0)
 
 
 def _read_trials(places: Iterable[Path]) -> dict[str, Entry]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from functools import cache
 from itertools import product
 from typing import NamedTuple
@@ -24,7 +23,7 @@ from ..nets.create import build
 from ..sweeping.forecast import Step, epoch_seconds, fastest
 from ..sweeping.workers import workers_at_once
 from ..training.world import open_device
-from .cells import ExhibitCell, plan_cells
+from .cells import ExhibitCell, plan_cells, shared_config
 from .exhibits import EXHIBITS, Exhibit
 from .presets import PRESETS, Preset
 
@@ -105,7 +104,7 @@ def count_trials(planned: Iterable[ExhibitCell]) -> dict[TrainConfig, int]:
     """Trials of each config, rate and seed aside; one that two cells share counts once."""
     trials: defaultdict[TrainConfig, set[tuple[float, int]]] = defaultdict(set)
     for cell in planned:
-        trials[replace(cell.config, lr=1.0, seed=0)].update(product(cell.rates, cell.seeds))
+        trials[shared_config(cell.config)].update(product(cell.rates, cell.seeds))
     return {config: len(places) for config, places in trials.items()}
 
 
