@@ -36,10 +36,10 @@ _STYLE: dict[Any, object] = {
 }
 
 
-def new_panel(width: float = 3.9, height: float = 3.2) -> tuple[Figure, Axes]:
-    """One panel; sizes are inches, and small: a phone is 390 pixels wide."""
+def new_panel() -> tuple[Figure, Axes]:
+    """One panel; its inches are few: a phone is 390 pixels wide."""
     with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(width, height), layout="constrained")
+        figure = Figure(figsize=(3.9, 3.2), layout="constrained")
         return figure, figure.subplots()
 
 
@@ -58,7 +58,7 @@ def render(figure: Figure, id: str, label: str) -> str:
     svg = _themed(svg)
     viewbox = re.search(r'viewBox="[^"]*"', svg)
     assert viewbox, "matplotlib writes a viewBox"
-    opening = f'<svg class="plot" role="img" aria-label="{label}" {viewbox[0]}'
+    opening = f'<svg class="plot" role="img" aria-label="{escape(label)}" {viewbox[0]}'
     # xlink is how matplotlib refers to markers; HTML knows the prefix without a declaration.
     return re.sub(r"<svg[^>]*?>", f"{opening}>", svg, count=1)
 
@@ -103,7 +103,7 @@ def draw_sweep(exhibit: Exhibit, metric: Metric, cells: Sequence[ExhibitCell], i
             _loss_axis(axes)
         _legend(axes)
         label = f"{exhibit.panel(metric)}, {mine[0].label}: {name} against batch size"
-        panels.append(render(figure, f"{id}-{curve}", escape(label)))
+        panels.append(render(figure, f"{id}-{curve}", label))
     return panels
 
 
@@ -196,7 +196,7 @@ def draw_probe(probed: Probed, id: str) -> str:
     draw_figure(axes, probed.figure, probed.rows)
     _legend(axes)
     label = f"{FIGURES[probed.figure].title}: variances against depth, measured and theory"
-    return render(figure, id, escape(label))
+    return render(figure, id, label)
 
 
 def draw_watched(seen: WatchReport, id: str) -> list[str]:
@@ -207,5 +207,5 @@ def draw_watched(seen: WatchReport, id: str) -> list[str]:
             continue
         figure, axes = new_panel()
         draw_heat_map(axes, seen, quantity)
-        panels.append(render(figure, f"{id}-{quantity}", escape(f"{seen.model}: {QUANTITIES[quantity]}")))
+        panels.append(render(figure, f"{id}-{quantity}", f"{seen.model}: {QUANTITIES[quantity]}"))
     return panels
