@@ -154,9 +154,14 @@ def claims(folders: str | Path | Iterable[str | Path]) -> list[JudgedClaim]:
     return [collection.judge(name) for name in CLAIMS]
 
 
+def list_places(folders: str | Path | Iterable[str | Path]) -> list[Path]:
+    """One folder or file, or several, as users name them."""
+    return [Path(each) for each in ([folders] if isinstance(folders, str | Path) else folders)]
+
+
 def collect(folders: str | Path | Iterable[str | Path]) -> Collection:
     """Read folders of `reproduce` or `sweep`, and files of `store export`."""
-    places = [Path(each) for each in ([folders] if isinstance(folders, str | Path) else folders)]
+    places = list_places(folders)
     if not places:
         raise ConfigError("no folder given; name one or more that `skipinit reproduce --out` filled")
     measured = [

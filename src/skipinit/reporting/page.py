@@ -18,7 +18,7 @@ from ..errors import system_errors_explained
 from ..files import write_whole
 from ..paper.claims import CLAIMS
 from ..paper.claims.claim import ClaimState
-from ..paper.collect import Collection, JudgedClaim, collect
+from ..paper.collect import Collection, JudgedClaim, collect, list_places
 from ..paper.exhibits import EXHIBITS, Exhibit
 from ..paper.presets import PRESETS
 from ..probing.history import WatchReport
@@ -42,7 +42,7 @@ def report(folders: str | Path | Iterable[str | Path], out: str | Path = "report
         folders: one or more that `reproduce` or `sweep` filled, or files that `store export` wrote.
         out: the file to write; it loads nothing else, not even over the network.
     """
-    places = [Path(each) for each in ([folders] if isinstance(folders, str | Path) else folders)]
+    places = list_places(folders)
     seen = [each for place in places if (place / FILE).exists() for each in watched(place).values()]
     path, html = Path(out), make_page(collect(places), seen)
     write_whole(path, lambda file: file.write(html.encode()))
