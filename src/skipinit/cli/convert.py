@@ -12,9 +12,7 @@ from ..converting.plan import make_plan
 from ..errors import ConfigError, MissingExtraError
 from ..nets.own import is_own, load_model
 from ..notation import read_shape
-from .flags import Json, Model, given
-
-_Flag = Annotated[bool, tyro.conf.arg(help_behavior_hint="")]
+from .flags import Count, Flag, Json, Model, given
 
 
 def convert(
@@ -24,16 +22,16 @@ def convert(
     scheme: str = "skipinit",
     keep_function: bool = False,
     alpha: Annotated[float | None, given("NUMBER")] = None,
-    biases: _Flag = False,
-    no_biases: _Flag = False,
+    biases: Flag = False,
+    no_biases: Flag = False,
     dropout: float = 0.2,
-    tokens: Annotated[int | None, given("INT")] = None,
+    tokens: Count = None,
     exclude: Annotated[tuple[str, ...], given("NAME")] = (),
     only: Annotated[tuple[str, ...], given("NAME")] = (),
-    strict: _Flag = False,
+    strict: Flag = False,
     seed: int = 0,
-    force: _Flag = False,
-    all: _Flag = False,
+    force: Flag = False,
+    all: Flag = False,
     json_: Json = False,
 ) -> None:
     """Remove normalization from a residual network of your own.

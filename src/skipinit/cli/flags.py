@@ -20,6 +20,8 @@ def given(metavar: str, help: str | None = None) -> Any:
 
 Json = Annotated[bool, tyro.conf.arg(name="json", help="Print JSON.", help_behavior_hint="")]
 Model = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
+Count = Annotated[int | None, given("INT")]
+Flag = Annotated[bool, tyro.conf.arg(help_behavior_hint="")]
 
 
 @dataclass(frozen=True)
@@ -28,8 +30,8 @@ class OptionFlags:
 
     def of(self, kind: type[Any]) -> dict[str, Any]:
         """The options of a config that were given, each of its type."""
-        found = {name: self._value(name) for name in option_types(kind)}
         hints = option_types(kind)
+        found = {name: self._value(name) for name in hints}
         return {
             name: read_value(f"--{_dashed(name)}", value, hints[name])
             for name, value in found.items()

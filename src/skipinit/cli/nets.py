@@ -14,7 +14,7 @@ from ..config import ModelConfig, TheoryConfig
 from ..errors import ConfigError
 from ..nets.architectures import THEORY_NETWORKS, find_architecture, list_models
 from ..nets.schemes import SCHEMES
-from .flags import Json, Model, NetworkFlags
+from .flags import Count, Json, Model, NetworkFlags
 
 
 def models(
@@ -65,7 +65,7 @@ def schemes(json_: Json = False) -> None:
 def describe(
     model: Model,
     network: Annotated[NetworkFlags, tyro.conf.arg(name="")] = NetworkFlags(),
-    blocks: Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")] = None,
+    blocks: Count = None,
     json_: Json = False,
 ) -> None:
     """Show a network: its blocks, parameters, multiply-accumulates, norms and scalars.

@@ -15,7 +15,7 @@ from ..errors import ConfigError, need, unknown_name
 from ..nets.architectures import THEORY_NETWORKS, find_architecture
 from ..nets.own import is_own, load_model
 from ..notation import read_shape
-from .flags import Json, Model, NetworkFlags, given
+from .flags import Count, Flag, Json, Model, NetworkFlags, given
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -24,16 +24,15 @@ if TYPE_CHECKING:
     from ..probing.balance import ProbeReport
 
 _VALUES_PER_BATCH = 64 * 3 * 32 * 32
-_Count = Annotated[int | None, given("INT")]
 
 
 @dataclass(frozen=True)
 class TheoryFlags:
     """Size of a theory network."""
 
-    blocks: _Count = None
+    blocks: Count = None
     """Residual blocks of a theory network."""
-    width: _Count = None
+    width: Count = None
     """Width of a theory network."""
 
 
@@ -45,9 +44,9 @@ class InputFlags:
     """Which data the batch is from."""
     input: Annotated[str | None, given("SHAPE")] = None
     """Shape of a Gaussian batch, such as 8x3x224x224; needed for a model of your own."""
-    tokens: _Count = None
+    tokens: Count = None
     """For a model of your own: the batch holds random token ids below this number."""
-    batch_size: _Count = None
+    batch_size: Count = None
     """Examples in the batch."""
 
     def __post_init__(self) -> None:
@@ -72,10 +71,10 @@ def probe(
     gradients: bool = False,
     seed: int = 0,
     device: str = "auto",
-    networks: _Count = None,
+    networks: Count = None,
     check: bool = False,
     plot: Annotated[Path | None, given("PATH")] = None,
-    all: Annotated[bool, tyro.conf.arg(help_behavior_hint="")] = False,
+    all: Flag = False,
     json_: Json = False,
     csv_: Annotated[bool, tyro.conf.arg(name="csv", help="Print CSV.", help_behavior_hint="")] = False,
 ) -> int:

@@ -16,7 +16,7 @@ from ..config import Precision
 from ..notation import duration_text, read_seconds
 from ..paper.exhibits import EXHIBITS, METHODS
 from ..paper.presets import PRESETS
-from .flags import Json, given
+from .flags import Count, Json, given
 
 Names = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="TABLE|FIGURE")]
 Folders = Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
@@ -32,7 +32,7 @@ def reproduce(
     list_: Annotated[bool, tyro.conf.arg(name="list", help_behavior_hint="")] = False,
     methods: Annotated[tuple[str, ...], given("METHOD")] = (),
     at: Annotated[tuple[int, ...], given("INT")] = (),
-    seeds: Annotated[int | None, given("INT")] = None,
+    seeds: Count = None,
     around_best: bool = False,
     precision: Annotated[Precision | None, given("{float32,tf32,bfloat16}")] = None,
     device: str = "auto",

@@ -28,15 +28,12 @@ from ..sweeping.exchange import read_results as read_export
 from ..sweeping.grid import AXES
 from ..sweeping.results import Progress, Row, Trim, cell_row, cells, progress, trial_row, varying
 from ..sweeping.store import open_store, open_writer
-from .flags import Json
+from .flags import Count, Json, given
 
 Folder = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
 Folders = Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FROM [FROM ...]")]
 File = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
-Count = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")]
-Rows = Annotated[
-    Literal["trials", "cells"] | None, tyro.conf.arg(metavar="{trials,cells}", help_behavior_hint="")
-]
+Rows = Annotated[Literal["trials", "cells"] | None, given("{trials,cells}")]
 
 _ROWS_SHOWN = 20
 _MOST_TRIALS = 1000

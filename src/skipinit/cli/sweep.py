@@ -18,7 +18,7 @@ from ..files import check_folder
 from ..notation import bytes_text, duration_text, read_seconds
 from ..sweeping.grid import Grid, expand, flatten, read_grid
 from ..sweeping.packs import PackKey
-from .flags import AxisFlags, Json, given
+from .flags import AxisFlags, Count, Json, given
 
 if TYPE_CHECKING:
     from ..sweeping.forecast import Forecast, Pack
@@ -31,7 +31,7 @@ def sweep(
     file: Annotated[Path | None, given("FILE")] = None,
     device: str = "auto",
     engine: Literal["local", "ray"] = "local",
-    pack_size: Annotated[int | None, given("INT")] = None,
+    pack_size: Count = None,
     time_limit: Annotated[str | None, given("TIME")] = None,
     dry_run: bool = False,
     json_: Json = False,

@@ -14,7 +14,7 @@ import tyro
 from ..config import ModelConfig, TrainConfig
 from ..training.protocol import identity, make_train_config
 from ..training.records import TrainResult
-from .flags import Json, Model, RunFlags, given
+from .flags import Count, Json, Model, RunFlags, given
 
 
 def train(
@@ -23,7 +23,7 @@ def train(
     out: Annotated[Path | None, given("DIR")] = None,
     options: Annotated[RunFlags, tyro.conf.arg(name="")] = RunFlags(),
     device: str = "auto",
-    micro_batch: Annotated[int | None, given("INT")] = None,
+    micro_batch: Count = None,
     tensorboard: bool = False,
     json_: Json = False,
 ) -> int:
