@@ -22,6 +22,7 @@ from rich.text import Text
 from ..config import ModelConfig, option_types
 from ..errors import ConfigError, printable
 from ..notation import duration_text, rate_text
+from ..probing.rendering import align
 from ..sweeping.exchange import Merged, entries, export_results
 from ..sweeping.exchange import merge as merge_into
 from ..sweeping.exchange import read_results as read_export
@@ -238,11 +239,7 @@ def _axes(row: Row, names: Iterable[str]) -> list[str]:
 
 def _print_columns(header: Sequence[str], body: Iterable[Sequence[str]]) -> None:
     """Plain columns: unlike a rich table, fast for many thousand rows and never cut."""
-    lines = [header, *body]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        print("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip())
-    print()
+    print(align(list(zip(header, *body, strict=True))), end="\n\n")
 
 
 def _number(value: float | None, digits: int) -> str:
