@@ -99,17 +99,17 @@ def probe(
         all: Show all blocks and columns; otherwise of a long network the first, least balanced and last block
             of each stage.
     """
+    figure = model.startswith("figure")
     if json_ and csv_:
         raise ConfigError("--json and --csv exclude each other; give one")
-    if networks is not None and not model.startswith("figure"):
+    if networks is not None and not figure:
         raise ConfigError("--networks belongs to the figures; a model of another name is probed once")
-    if check and model.startswith("figure"):
+    if check and figure:
         raise ConfigError("--check is for models; the figures have no verdict")
     if networks is not None and networks < 1:
         raise ConfigError(f"--networks {networks} is not allowed; it must be 1 or more")
     if inputs.shape is None and is_own(model) and inputs.data == "gaussian":
         raise ConfigError(f"{model}: give the shape of its input, as in --input 8x3x224x224")
-    figure = model.startswith("figure")
     if figure or plot is not None or inputs.data != "gaussian":
         what = model if figure else f"--data {inputs.data}" if plot is None else "--plot"
         need("lab", f"skipinit probe {what}")
@@ -152,13 +152,12 @@ def _figure(name: str, seed: int, device: str, networks: int | None, plot: Path 
     from ..paper.theory_figures import FIGURES, measure_figure
     from ..training.control import steps_bar
 
-    found = next((figure for figure in FIGURES if figure == name), None)
-    if found is None:
+    if name not in FIGURES:
         raise unknown_name("figure", name, FIGURES)
-    count = networks or FIGURES[found].networks
+    count = networks or FIGURES[name].networks
     with steps_bar(count, shown=count > 1) as bar:
         bar.update(0, "networks")
-        figure = measure_figure(found, seed, device, count, after_each=lambda: bar.advance(1))
+        figure = measure_figure(name, seed, device, count, after_each=lambda: bar.advance(1))
     for path in figure.save(plot or Path(name)):
         print(f"wrote {path}", file=sys.stderr)
     return figure
