@@ -13,9 +13,12 @@ from contextlib import contextmanager
 from .. import __version__
 from ..errors import SkipinitError, system_errors_explained
 
+FAILED_TRIALS = 3
+INTERRUPTED = 128 + signal.SIGINT
+
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code: 0 ok, 1 failure, 2 usage, 130 interrupted."""
+    """Run one command; its exit code: 0 ok, 1 failure, 2 usage, 3 failed trials, 130 interrupted."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments == ["--version"]:
         print(f"skipinit {__version__}")
@@ -37,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = error.exit_code
     except KeyboardInterrupt:
         print("skipinit: interrupted", file=sys.stderr)
-        code = 128 + signal.SIGINT
+        code = INTERRUPTED
     except BrokenPipeError:  # the reader of a pipe, such as head, has left
         code = 0
     try:

@@ -16,6 +16,7 @@ from rich.text import Text
 from ..files import write_whole
 from ..paper.exhibits import EXHIBITS, METHODS
 from ..paper.presets import PRESETS
+from . import FAILED_TRIALS, INTERRUPTED
 
 if TYPE_CHECKING:
     from ..paper.cells import ExhibitCell
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from ..training.records import Event
 
 _TABLE = EXHIBITS["table1"]
-_FAILED_TRIALS, _STOPPED = 3, 130
 _NEXT = """What to try next:
   skipinit probe wrn100_2 --scheme none          see the variance double in every block
   skipinit train wrn16_2 --data digits           train a network of your choice
@@ -55,13 +55,13 @@ def demo(seed: int = 0, out: Path = Path("demo")) -> int:
             board.read()
         if outcome.left:
             console.print("Stopped. Run the same command again to resume.")
-            return _STOPPED
+            return INTERRUPTED
         if not console.is_terminal:
             console.print(board)
         console.print(board.summary())
         page = report(out, out / "report.html")
         console.print(f"\nOpen {page} in a browser ({seconds():.0f} s in all).\n{_NEXT}", soft_wrap=True)
-    return _FAILED_TRIALS if outcome.failures else 0
+    return FAILED_TRIALS if outcome.failures else 0
 
 
 @contextmanager

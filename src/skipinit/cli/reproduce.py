@@ -16,12 +16,12 @@ from ..config import Precision
 from ..notation import duration_text, read_seconds
 from ..paper.exhibits import EXHIBITS, METHODS
 from ..paper.presets import PRESETS
+from . import FAILED_TRIALS, INTERRUPTED
 from .flags import Count, Json, given
 
 Names = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="TABLE|FIGURE")]
 Folders = Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
 
-_FAILED_TRIALS, _STOPPED = 3, 130
 _DAY = 24 * 60 * 60
 
 
@@ -76,10 +76,10 @@ def reproduce(
     print(f"{outcome.results} results, {outcome.failures} failures, {outcome.left} left in {out}")
     if outcome.left:
         print("run the same command again to resume", file=sys.stderr)
-        return 0 if time_limit else _STOPPED
+        return 0 if time_limit else INTERRUPTED
     if outcome.failures:
         print(f"`skipinit results {out} --rows trials --json` says why trials failed", file=sys.stderr)
-        return _FAILED_TRIALS
+        return FAILED_TRIALS
     print(f"`skipinit report {out}` makes the page")
     return 0
 

@@ -18,6 +18,7 @@ from ..files import check_folder
 from ..notation import bytes_text, duration_text, read_seconds
 from ..sweeping.grid import Grid, expand, flatten, read_grid
 from ..sweeping.packs import PackKey
+from . import FAILED_TRIALS, INTERRUPTED
 from .flags import AxisFlags, Count, Json, given
 
 if TYPE_CHECKING:
@@ -71,7 +72,9 @@ def sweep(
         print(json.dumps(asdict(outcome)))
     else:
         print(f"{outcome.results} results, {outcome.failures} failures, {outcome.left} left; in {out}")
-    return 3 if outcome.failures else 130 if outcome.left and time_limit is None else 0
+    if outcome.failures:
+        return FAILED_TRIALS
+    return INTERRUPTED if outcome.left and time_limit is None else 0
 
 
 def _show_plan(grid: Grid, out: Path, device: str, pack_size: int | None, as_json: bool) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -14,6 +13,7 @@ import tyro
 from ..config import ModelConfig, TrainConfig
 from ..training.protocol import identity, make_train_config
 from ..training.records import TrainResult
+from . import INTERRUPTED
 from .flags import Count, Json, Model, RunFlags, given
 
 
@@ -53,7 +53,7 @@ def train(
     result = train_run(config, out, device=device, micro_batch=micro_batch, tensorboard=tensorboard)
     if int(os.environ.get("RANK", "0")) == 0:
         _show(result, out, json_)
-    return 128 + signal.SIGINT if result.state == "stopped" else 0
+    return INTERRUPTED if result.state == "stopped" else 0
 
 
 def _show(result: TrainResult, out: Path, as_json: bool) -> None:
