@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import math
 import warnings
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -232,13 +234,10 @@ def _check_in_double(
     name = type(model).__name__
     exact = math.inf
     if all(output.dtype is not torch.float64 for output in expected):
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                double = convert(in_double(model), in_double(inputs), keep_function=True, **options)
+        with suppress(Exception), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            double = convert(in_double(model), in_double(inputs), keep_function=True, **options)
             exact = double.difference or 0.0
-        except Exception:
-            exact = math.inf
     if exact == math.inf:
         raise SkipinitError(
             f"{name}: its outputs would change by {difference:.1e} of the largest; it uses "
@@ -251,15 +250,19 @@ def _check_in_double(
     )
 
 
-def _list(reasons: Mapping[str, str], most: int = 6) -> str:
+_NAMED = 6
+"""Names with the same reason that a message lists at most."""
+
+
+def _list(reasons: Mapping[str, str]) -> str:
     """The names with their reasons; of many with the same reason, the first."""
-    groups: dict[str, list[str]] = {}
+    groups: defaultdict[str, list[str]] = defaultdict(list)
     for name, reason in reasons.items():
-        groups.setdefault(reason, []).append(name)
+        groups[reason].append(name)
     words = []
     for reason, names in groups.items():
-        more = f" and {len(names) - most} more" if len(names) > most else ""
-        words.append(f"{', '.join(names[:most])}{more}" + (f" ({reason})" if reason else ""))
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        words.append(f"{', '.join(names[:_NAMED])}{more}" + (f" ({reason})" if reason else ""))
     return "; ".join(words)
 
 

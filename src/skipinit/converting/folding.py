@@ -6,6 +6,7 @@ In evaluation mode batch norm is a scale and a shift per channel. After a linear
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -97,8 +98,16 @@ def finite_outputs(model: nn.Module, inputs: Inputs) -> list[Tensor]:
 
 
 def compare_outputs(model: nn.Module, inputs: Inputs, expected: Sequence[Tensor]) -> float:
-    """max |output - expected| / max |expected| in evaluation mode."""
-    return _largest_difference(outputs_in_evaluation(model, inputs), expected)
+    """max |output - expected| / max |expected| in evaluation mode, over all tensors; NaN if anything is."""
+    outputs = outputs_in_evaluation(model, inputs)
+    if len(outputs) != len(expected):
+        return math.inf
+    ratios = [
+        ((output - wanted).abs().max() / wanted.abs().max().clamp(min=torch.finfo(wanted.dtype).tiny)).item()
+        for output, wanted in zip(outputs, expected, strict=True)
+        if wanted.numel()
+    ]
+    return max(ratios, default=0.0, key=lambda ratio: math.inf if math.isnan(ratio) else ratio)
 
 
 def rounding_tolerance(outputs: Sequence[Tensor]) -> float:
@@ -129,15 +138,3 @@ def outputs_in_evaluation(model: nn.Module, inputs: Inputs) -> list[Tensor]:
         for module, mode in modes:
             module.training = mode
     return [tensor for tensor in tensors_in(output) if tensor.is_floating_point()]
-
-
-def _largest_difference(outputs: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
-    """The worst over all tensors; NaN if anything is."""
-    if len(outputs) != len(expected):
-        return float("inf")
-    ratios = [
-        ((output - wanted).abs().max() / wanted.abs().max().clamp(min=torch.finfo(wanted.dtype).tiny)).item()
-        for output, wanted in zip(outputs, expected, strict=True)
-        if wanted.numel()
-    ]
-    return max(ratios, default=0.0, key=lambda ratio: float("inf") if ratio != ratio else ratio)

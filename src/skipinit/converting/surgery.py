@@ -51,9 +51,9 @@ class Surgery:
         plan: Plan,
         selection: Selection,
         norm_types: tuple[type[nn.Module], ...],
-        at_the_add: Collection[str] = (),
-        unscaled: Collection[str] = (),
-        stand_ins: bool = False,
+        at_the_add: Collection[str],
+        unscaled: Collection[str],
+        stand_ins: bool,
     ) -> None:
         self.model, self.flow, self.plan, self.selection = model, flow, plan, selection
         self.changes: list[Change] = []
