@@ -51,8 +51,7 @@ class BranchScale(nn.Module):
 
     def forward(self, branch: Tensor) -> Tensor:
         """For a branch that no module of its own ends."""
-        scaled = self.branch_alpha * branch
-        return scaled if self.merge_bias is None else scaled + self.merge_bias
+        return _scale(branch, self)
 
 
 class ScaledOutput(nn.Module):
@@ -69,12 +68,13 @@ class ScaledOutput(nn.Module):
         """If the layer returns a tuple, as attention does, its first tensor is the branch."""
         out = super().forward(*args, **kwargs)
         if isinstance(out, tuple):
-            return (self._scale(out[0]), *out[1:])
-        return self._scale(out)
+            return (_scale(out[0], self), *out[1:])
+        return _scale(out, self)
 
-    def _scale(self, branch: Tensor) -> Tensor:
-        scaled = self.branch_alpha * branch
-        return scaled if self.merge_bias is None else scaled + self.merge_bias
+
+def _scale(branch: Tensor, by: BranchScale | ScaledOutput) -> Tensor:
+    scaled = by.branch_alpha * branch
+    return scaled if by.merge_bias is None else scaled + by.merge_bias
 
 
 class DividedOutput(nn.Module):
