@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterable
+from contextlib import ExitStack
 
 import torch
 from torch import Tensor, nn
@@ -73,11 +74,8 @@ def _brighten(surgery: Surgery, inputs: Inputs) -> None:
 def _spread_of_output(layer: nn.Module, model: nn.Module, inputs: Inputs) -> float:
     """The standard deviation of a layer's output while the model runs in evaluation mode."""
     outputs: list[Tensor] = []
-    hook = layer.register_forward_hook(lambda _, __, output: outputs.append(output))
-    try:
+    with layer.register_forward_hook(lambda _, __, output: outputs.append(output)):
         outputs_in_evaluation(model, inputs)
-    finally:
-        hook.remove()
     return outputs[-1].std(correction=0).item()
 
 
@@ -91,9 +89,7 @@ def _unit_spread(layers: Iterable[nn.Module], model: nn.Module, inputs: Inputs) 
         layer.get_parameter("weight").div_(spread)
         return output / spread  # what the layers after it are to see
 
-    hooks = [layer.register_forward_hook(rescale) for layer in layers]
-    try:
+    with ExitStack() as hooks:
+        for layer in layers:
+            hooks.enter_context(layer.register_forward_hook(rescale))
         outputs_in_evaluation(model, inputs)
-    finally:
-        for hook in hooks:
-            hook.remove()
