@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from ..probing.forward import Inputs, traced
 from ..probing.operations import Kind, Node, tensors_in
 from ..probing.trace import Tracer
 from .folding import is_frozen_batch_norm
+from .plan import outwards
 from .sites import Site, SiteFinder
 
 
@@ -54,7 +55,7 @@ class Flow:
     """The dense layer that computes the model's output."""
 
 
-def find_flow(model: nn.Module, inputs: Inputs, norm_types: tuple[type[nn.Module], ...] = ()) -> Flow:
+def find_flow(model: nn.Module, inputs: Inputs, norm_types: tuple[type[nn.Module], ...]) -> Flow:
     """Run the model once, with no layer dropped; it is left as it was."""
     finders: list[SiteFinder] = []
 
@@ -62,7 +63,6 @@ def find_flow(model: nn.Module, inputs: Inputs, norm_types: tuple[type[nn.Module
         finders.append(SiteFinder(tracer))
         return finders[-1]
 
-    homes = _NormHomes(model, norm_types)
     with (
         _norm_outputs(model) as norm_outputs,
         traced(model, inputs, "whole", around=watch) as (tracer, output),
@@ -71,13 +71,13 @@ def find_flow(model: nn.Module, inputs: Inputs, norm_types: tuple[type[nn.Module
         nodes = _ancestors([*outputs, *(add.node for add in tracer.adds)])
         users = _users(nodes)
         adds = describe_adds(tracer.adds, type(model).__name__)
-        norms = [node for node in nodes if homes.of(node) is not None]
+        norms = _norms(model, nodes, norm_types)
         return Flow(
             blocks=tuple(
                 _block(model, add, traced_add, finders[0].sites.get(traced_add), users)
                 for add, traced_add in zip(adds, tracer.adds, strict=True)
             ),
-            norms=tuple(dict.fromkeys(homes.of(node) or "" for node in norms)),
+            norms=tuple(dict.fromkeys(norms.values())),
             feeders=_feeders(norms, nodes, users, set(outputs)),
             overwritten=frozenset(
                 name for name, (out, version) in norm_outputs.items() if out._version > version
@@ -88,23 +88,22 @@ def find_flow(model: nn.Module, inputs: Inputs, norm_types: tuple[type[nn.Module
         )
 
 
-class _NormHomes:
-    """The module that stands for the normalization that an operation is part of."""
-
-    def __init__(self, model: nn.Module, norm_types: tuple[type[nn.Module], ...]) -> None:
-        modules = dict(model.named_modules(remove_duplicate=False))
-        self._own = {name for name, module in modules.items() if isinstance(module, norm_types)}
-        self._frozen = {name for name, module in modules.items() if is_frozen_batch_norm(module)}
-
-    def of(self, node: Node) -> str | None:
-        """Its name; None if the operation normalizes nothing."""
-        name = node.module
-        while self._own and name:
-            if name in self._own:
-                return name
-            name = name.rpartition(".")[0]
-        normalizes = node.kind is Kind.NORM or node.module in self._frozen
-        return node.module if normalizes and node.kind is not Kind.INPUT else None
+def _norms(
+    model: nn.Module, nodes: Iterable[Node], norm_types: tuple[type[nn.Module], ...]
+) -> dict[Node, str]:
+    """The operations that are part of a normalization, with the name of the module that stands for it."""
+    modules = dict(model.named_modules(remove_duplicate=False))
+    own = {name for name, module in modules.items() if name and isinstance(module, norm_types)}
+    frozen = {name for name, module in modules.items() if is_frozen_batch_norm(module)}
+    homes: dict[Node, str] = {}
+    for node in nodes:
+        around = next((name for name in outwards(node.module) if name in own), None)
+        normalizes = node.kind is Kind.NORM or node.module in frozen
+        if around is not None:
+            homes[node] = around
+        elif normalizes and node.kind is not Kind.INPUT:
+            homes[node] = node.module
+    return homes
 
 
 @contextmanager
@@ -116,16 +115,12 @@ def _norm_outputs(model: nn.Module) -> Iterator[dict[str, tuple[Tensor, int]]]:
         if isinstance(output, Tensor):
             outputs[name] = output, output._version
 
-    hooks = [
-        module.register_forward_hook(lambda _, __, output, name=name: keep(name, output))
-        for name, module in model.named_modules()
-        if "norm" in type(module).__name__.lower()
-    ]
-    try:
+    with ExitStack() as hooks:
+        for name, module in model.named_modules():
+            if "norm" in type(module).__name__.lower():
+                hook = module.register_forward_hook(lambda _, __, output, name=name: keep(name, output))
+                hooks.enter_context(hook)
         yield outputs
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def _output_nodes(tracer: Tracer, output: Any) -> list[Node]:

@@ -48,7 +48,7 @@ def make_plan(
     biases: bool | None,
     dropout: float,
     seed: int | None,
-    classifier_init: str = "small",
+    classifier_init: ClassifierStart = "small",
 ) -> Plan:
     """The plan for these options; the defaults of `alpha` and `biases` are those of the scheme."""
     found = _find_scheme(scheme, keep_function)
@@ -64,18 +64,17 @@ def make_plan(
         raise ConfigError(f"dropout {dropout!r} is not allowed; it must be in [0, 1)")
     if seed is not None and type(seed) is not int:
         raise ConfigError(f"seed {seed!r} is not allowed; it must be a whole number")
-    starts: tuple[ClassifierStart, ...] = get_args(ClassifierStart)
-    begin = next((name for name in starts if name == classifier_init), None)
-    if begin is None:
+    starts = get_args(ClassifierStart)
+    if classifier_init not in starts:
         raise ConfigError(
             f"classifier_init {classifier_init!r} is not allowed; it must be {', '.join(starts)}"
         )
     if keep_function or found.fixup or found.merge != "scale":
-        begin = "he"  # Kept, zero by Fixup, or for comparison alone.
+        classifier_init = "he"  # Kept, zero by Fixup, or for comparison alone.
     start = 1.0 if keep_function or found.alpha is None else found.alpha
     biased = found.conv_biases != "never" if biases is None else biases
     first = start if alpha is None else float(alpha)
-    return Plan(found, keep_function, first, biased, dropout, seed, begin)
+    return Plan(found, keep_function, first, biased, dropout, seed, classifier_init)
 
 
 def _find_scheme(name: str, keep_function: bool) -> Scheme:
@@ -104,7 +103,7 @@ class Selection:
     only: tuple[Choice, ...]
 
     def __contains__(self, name: str) -> bool:
-        names = list(_outwards(name))
+        names = list(outwards(name))
         return not self._means(names, self.exclude) and (not self.only or self._means(names, self.only))
 
     def _means(self, names: Sequence[str], choices: Sequence[Choice]) -> bool:
@@ -140,7 +139,7 @@ def make_selection(
     return Selection(model, *chosen)
 
 
-def _outwards(name: str) -> Iterator[str]:
+def outwards(name: str) -> Iterator[str]:
     """The module itself and all around it, up to the model."""
     while name:
         yield name
