@@ -50,8 +50,7 @@ class ProbeRow:
     @property
     def branch_share(self) -> float:
         """branch / (skip + branch): the branch's fraction of the output variance, if uncorrelated."""
-        total = self.skip_variance + self.branch_variance
-        return self.branch_variance / total if total else 0.0
+        return share_of_branch(self.skip_variance, self.branch_variance)
 
     @property
     def is_finite(self) -> bool:
@@ -60,11 +59,22 @@ class ProbeRow:
 
     def to_dict(self) -> dict[str, Any]:
         """All fields and the branch share; values that JSON cannot hold become None."""
-        values = {**dataclasses.asdict(self), "branch_share": self.branch_share}
-        return {
-            name: None if isinstance(value, float) and not math.isfinite(value) else value
-            for name, value in values.items()
-        }
+        return row_to_dict(self)
+
+
+def share_of_branch(skip: float, branch: float) -> float:
+    """The branch's fraction of the sum of both variances; 0 where both are."""
+    total = skip + branch
+    return branch / total if total else 0.0
+
+
+def row_to_dict(row: Any) -> dict[str, Any]:
+    """The fields of a row of a probe or a watch, and its branch share; None for what JSON cannot hold."""
+    values = {**dataclasses.asdict(row), "branch_share": row.branch_share}
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in values.items()
+    }
 
 
 def mean_row(rows: Sequence[ProbeRow]) -> ProbeRow:

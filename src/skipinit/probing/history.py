@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, unknown_name
+from .balance import row_to_dict, share_of_branch
 from .rendering import align, csv_text, history_html
 
 QUANTITIES = {
@@ -47,16 +48,11 @@ class WatchRow:
     @property
     def branch_share(self) -> float:
         """branch / (skip + branch): the branch's fraction of the output variance, if uncorrelated."""
-        total = self.skip_variance + self.branch_variance
-        return self.branch_variance / total if total else 0.0
+        return share_of_branch(self.skip_variance, self.branch_variance)
 
     def to_dict(self) -> dict[str, Any]:
         """All fields and the branch share; values that JSON cannot hold become None."""
-        values = {**dataclasses.asdict(self), "branch_share": self.branch_share}
-        return {
-            name: None if isinstance(value, float) and not math.isfinite(value) else value
-            for name, value in values.items()
-        }
+        return row_to_dict(self)
 
 
 _FIELDS = tuple(field.name for field in dataclasses.fields(WatchRow))
@@ -224,9 +220,9 @@ def _sentences(report: WatchReport) -> Iterator[str]:
         start = before[most.name].branch_share
         end = most.branch_share
         yield f"The branch share changed most in {most.name}: {percent(start)} to {percent(end)}."
-    small = [row for row in last.rows if row.update_ratio is not None and row.update_ratio == 0]
-    if small:
-        yield f"The last update left {_names([row.name for row in small])} unchanged."
+    unchanged = [row.name for row in last.rows if row.update_ratio == 0]
+    if unchanged:
+        yield f"The last update left {_names(unchanged)} unchanged."
 
 
 def _broken(row: WatchRow) -> bool:
