@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import stdev
 from typing import Any, Literal
@@ -25,7 +25,7 @@ from ..data.images import load
 from ..files import write_whole
 from ..nets.create import create_model
 from ..nets.layers import l2_parameters
-from ..probing.balance import ProbeReport, ProbeRow, mean_row
+from ..probing.balance import ProbeReport, mean_report
 from ..probing.laws import (
     normalized_variance,
     relu_moving_variance,
@@ -114,7 +114,7 @@ class MeasuredFigure:
     @property
     def report(self) -> ProbeReport:
         """The first report, with every measurement replaced by its mean over the networks."""
-        return replace(self.reports[0], rows=tuple(map(mean_row, self._blocks())))
+        return mean_report(self.reports)
 
     @property
     def conditions(self) -> str:
@@ -125,15 +125,11 @@ class MeasuredFigure:
     def rows(self) -> list[dict[str, Any]]:
         """The mean of each block, and the standard deviation between networks of what the figure shows."""
         rows = [{**row.to_dict(), "networks": len(self.reports)} for row in self.report.rows]
-        for row, block in zip(rows, self._blocks(), strict=True):
+        for row, *block in zip(rows, *(report.rows for report in self.reports), strict=True):
             for field in (quantity.field for quantity in FIGURES[self.name].quantities):
                 several = len(block) > 1
                 row[f"{field}_deviation"] = stdev(getattr(one, field) for one in block) if several else None
         return rows
-
-    def _blocks(self) -> list[tuple[ProbeRow, ...]]:
-        """The rows of all networks, block by block."""
-        return list(zip(*(report.rows for report in self.reports), strict=True))
 
     def to_csv(self) -> str:
         """One line per block, with a header."""

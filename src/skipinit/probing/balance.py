@@ -77,7 +77,7 @@ def row_to_dict(row: Any) -> dict[str, Any]:
     }
 
 
-def mean_row(rows: Sequence[ProbeRow]) -> ProbeRow:
+def _mean_row(rows: Sequence[ProbeRow]) -> ProbeRow:
     """One block of several networks: the mean of everything that was measured."""
     measured = [name for name, value in dataclasses.asdict(rows[0]).items() if isinstance(value, float)]
     means: dict[str, Any] = {name: fmean(getattr(row, name) for row in rows) for name in measured}
@@ -188,6 +188,12 @@ class ProbeReport:
 
     def _repr_html_(self) -> str:
         return report_html(self)
+
+
+def mean_report(reports: Sequence[ProbeReport]) -> ProbeReport:
+    """The first report, with every measurement replaced by its mean over the networks."""
+    blocks = zip(*(report.rows for report in reports), strict=True)
+    return dataclasses.replace(reports[0], rows=tuple(map(_mean_row, blocks)))
 
 
 _MANY_ROWS = 24

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import linear_regression, median
 from typing import Any, Literal
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError
-from .balance import ProbeReport, mean_row
+from .balance import ProbeReport, mean_report
 from .forward import Inputs
 from .measure import Loss, probe
 from .rendering import align, csv_text, table_html
@@ -163,8 +163,7 @@ def _probe(
             raise ConfigError(f"factory({depth}): {reports[-1].verdict}")
         if reports[-1].first_nonfinite:
             return reports[-1]
-    rows = zip(*(report.rows for report in reports), strict=True)
-    return replace(reports[0], rows=tuple(map(mean_row, rows)))
+    return mean_report(reports)
 
 
 def _row(depth: int, report: ProbeReport) -> DepthRow:
