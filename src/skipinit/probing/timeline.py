@@ -47,9 +47,9 @@ def plot_history(report: WatchReport, path: Path, quantity: str, blocks: Sequenc
     save(figure, path)
 
 
-def some_blocks(report: WatchReport, count: int = len(COLORS)) -> list[str]:
-    """So many blocks, from the first to the last."""
-    last, chosen = len(report.blocks) - 1, min(count, len(report.blocks))
+def some_blocks(report: WatchReport) -> list[str]:
+    """As many blocks as there are colours, from the first to the last."""
+    last, chosen = len(report.blocks) - 1, min(len(COLORS), len(report.blocks))
     return [report.blocks[round(i * last / max(1, chosen - 1))] for i in range(chosen)]
 
 

@@ -11,7 +11,6 @@ step, and so are the updates of two optimizers that each hold some of the parame
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from types import TracebackType
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -122,9 +121,7 @@ class Watch:
     def __enter__(self) -> Watch:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.stop()
 
     def report(self) -> WatchReport:
