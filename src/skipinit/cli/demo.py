@@ -21,7 +21,6 @@ from . import FAILED_TRIALS, INTERRUPTED
 if TYPE_CHECKING:
     from ..paper.cells import ExhibitCell
     from ..paper.exhibits import Method
-    from ..training.records import Event
 
 _TABLE = EXHIBITS["table1"]
 _NEXT = """What to try next:
@@ -50,7 +49,7 @@ def demo(seed: int = 0, out: Path = Path("demo")) -> int:
         with Live(board, console=console, refresh_per_second=2) if console.is_terminal else nullcontext():
             outcome = reproduce(
                 ["table1", "figure2"], out, preset="demo", first_seed=seed, device="cpu", progress=False,
-                observer=board.take,
+                observer=lambda event: board.read(),
             )  # fmt: skip
             board.read()
         if outcome.left:
@@ -91,10 +90,6 @@ class Board:
         planned = plan_cells(_TABLE, PRESETS["demo"])
         self.cells = [cell.narrow(1, around_best=False, first_seed=seed) for cell in planned]
         self.told: set[str] = set()
-
-    def take(self, event: Event) -> None:
-        """Show what happened to a trial."""
-        self.read()
 
     def read(self) -> None:
         """Bring the cells up to date with the store, and say which have ended."""
