@@ -16,10 +16,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..errors import ConfigError, SkipinitError
+from ..nets.layers import CONVOLUTIONS_AND_DENSE
 from ..probing.forward import Inputs, arguments_of
 from ..probing.operations import tensors_in
-
-_FOLDABLE = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ def _exact(tensor: Tensor) -> Tensor:
 
 def is_plain(layer: nn.Module) -> bool:
     """Whether the output is linear in the weights; a subclass may use them in another way."""
-    return type(layer) in _FOLDABLE
+    return type(layer) in CONVOLUTIONS_AND_DENSE
 
 
 def can_fold(layer: nn.Module, affine: Affine) -> bool:

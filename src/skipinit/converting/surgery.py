@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ..errors import SkipinitError
-from ..nets.layers import Weighted, scale_normal
+from ..nets.layers import CONVOLUTIONS, CONVOLUTIONS_AND_DENSE, Weighted, scale_normal
 from .changes import Change
 from .extensions import (
     BiasedInput,
@@ -25,8 +25,6 @@ from .flow import Block, Flow
 from .plan import Plan, Selection
 from .removal import NormRemoval
 from .sites import ScaledAdds
-
-CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def disable_inplace(model: nn.Module) -> None:
@@ -187,7 +185,7 @@ class Surgery:
         layers = [
             layer
             for name, layer in self.model.named_modules()
-            if isinstance(layer, (*CONVOLUTIONS, nn.Linear))
+            if isinstance(layer, CONVOLUTIONS_AND_DENSE)
             and self.flow.calls.get(name)
             and name in self.selection
         ]
@@ -226,7 +224,7 @@ def _he_initialize(model: nn.Module, selection: Selection, seed: int | None) -> 
     device = next((parameter.device for parameter in model.parameters()), None)
     generator = None if seed is None else torch.Generator(device).manual_seed(seed)
     for name, module in model.named_modules():
-        weighted = isinstance(module, (*CONVOLUTIONS, nn.Linear)) and id(module.weight) not in tied
+        weighted = isinstance(module, CONVOLUTIONS_AND_DENSE) and id(module.weight) not in tied
         if weighted and name in selection:
             scale_normal(cast(Weighted, module), 2.0, generator)
 

@@ -86,12 +86,13 @@ def scale_by_depth(branches: list[nn.Module]) -> None:
             conv.weight.mul_(factor)
 
 
-_WEIGHTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+CONVOLUTIONS_AND_DENSE = (*CONVOLUTIONS, nn.Linear)
 
 
 def l2_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """The weights of convolutions and dense layers; no bias, no norm's scale or shift, no branch scalar."""
-    owners = [name for name, module in model.named_modules() if isinstance(module, _WEIGHTED)]
+    owners = [name for name, module in model.named_modules() if isinstance(module, CONVOLUTIONS_AND_DENSE)]
     weights = {f"{name}.weight".lstrip(".") for name in owners}
     return {name: parameter for name, parameter in model.named_parameters() if name in weights}
 
