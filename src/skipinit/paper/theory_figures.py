@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import stdev
 from typing import Any, Literal
@@ -76,8 +76,8 @@ FIGURES: dict[str, TheoryFigure] = {
     "figure2a": TheoryFigure(
         "Fully connected, linear, unnormalized", "fc_linear", 30, 1000, "log",
         (
-            Quantity("skip_variance", "skip path", SKIP, unnormalized_variance, "2^(ℓ−1)"),
-            Quantity("branch_variance", "end of residual branch", BRANCH, None, ""),
+            replace(_SKIP, law=unnormalized_variance, formula="2^(ℓ−1)"),
+            replace(_BRANCH, law=None, formula=""),
         ),
     ),
     "figure2b": TheoryFigure(
@@ -93,8 +93,8 @@ FIGURES: dict[str, TheoryFigure] = {
         (
             _SKIP,
             _BRANCH,
-            Quantity(_MOVING.field, _MOVING.label, MOVING_VARIANCE, relu_moving_variance, "ℓ(1 − 1/π)"),
-            Quantity(_MEAN.field, _MEAN.label, MOVING_MEAN, relu_squared_moving_mean, "ℓ/π"),
+            replace(_MOVING, law=relu_moving_variance, formula="ℓ(1 − 1/π)"),
+            replace(_MEAN, law=relu_squared_moving_mean, formula="ℓ/π"),
         ),
         # The squared moving mean of one network, a mean of 1000 squares, scatters by √(2/1000) = 4.5 %; that
         # of 16 by 1.1 %, so that every block is within 5 % of theory.
