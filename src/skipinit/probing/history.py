@@ -180,17 +180,12 @@ def percent(share: float) -> str:
     return f"{100 * share:.1f} %" if share >= 0.1 else f"{100 * share:.2g} %"
 
 
-def three_digits(value: float) -> str:
-    """0.00123, 1.23e-07."""
-    return f"{value:.3g}"
-
-
 def _column(
     title: str,
     blocks: Sequence[str],
     measured: Measurement,
     quantity: str,
-    form: Callable[[float], str] = three_digits,
+    form: Callable[[float], str] = "{:.3g}".format,
 ) -> tuple[str, ...]:
     values = {row.name: getattr(row, quantity) for row in measured.rows}
     return (title, *("" if values.get(block) is None else form(values[block]) for block in blocks))
