@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statistics import fmean, linear_regression
 from typing import Literal
 
-from ..measurements import BlockRows, MeasurementSet
+from ..measurements import MeasurementSet
 
 ClaimState = Literal["does not hold", "holds", "not measured yet"]
 
@@ -111,17 +111,12 @@ def _over_rows(
     needs = f"{figure}: {', '.join(columns)} in {fewest} row{'s' * (fewest > 1)} or more"
 
     def judge(measurements: MeasurementSet) -> Finding:
-        rows = measurements.rows.get(figure, ())
-        columns_found = [_column(rows, name) for name in ("depth", *columns)]
-        if len(rows) < fewest or any(len(column) < len(rows) for column in columns_found):
+        rows, names = measurements.rows.get(figure, ()), ("depth", *columns)
+        if len(rows) < fewest or any(row.get(name) is None for row in rows for name in names):
             return missing(needs)
-        return decide(*columns_found)
+        return decide(*([row[name] for row in rows] for name in names))
 
     return Rule(figure, needs, criterion, judge)
-
-
-def _column(rows: BlockRows, name: str) -> list[float]:
-    return [value for row in rows if (value := row.get(name)) is not None]
 
 
 def follows(figure: str, column: str, law: Law, formula: str) -> Rule:
