@@ -148,13 +148,8 @@ def _read_cell(numbers: list[float] | str, metric: Metric) -> Result:
     return Result(metric, value, spread, BestRate(lr, low, high))
 
 
-def _read_exhibits() -> dict[str, Exhibit]:
-    text = files(__package__).joinpath("exhibits.toml").read_text(encoding="utf-8")
-    tables = tomllib.loads(text)
-    return {name: _read_exhibit(name, tables) for name in tables}
-
-
-EXHIBITS = _read_exhibits()
+_TABLES = tomllib.loads(files(__package__).joinpath("exhibits.toml").read_text(encoding="utf-8"))
+EXHIBITS = {name: _read_exhibit(name, _TABLES) for name in _TABLES}
 """Every table and figure by name."""
 
 
