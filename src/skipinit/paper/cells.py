@@ -84,14 +84,12 @@ class ExhibitCell:
         brief = self.config.epochs < FEWEST_EPOCHS
         after = f"after {count_text(self.config.epochs, 'epoch')} only" if brief else ""
         reservation = ", ".join(filter(None, (after, self.earlier)))
-        found = {
-            metric: Result.of_cell(
-                self.summaries[metric].summary, self.summaries[metric].unfinished, reservation
-            )
+        return {
+            metric: result
             for metric in self.exhibit.metrics
-            if metric in self.summaries
+            if (cell := self.summaries.get(metric))
+            and (result := Result.of_cell(cell.summary, cell.unfinished, reservation))
         }
-        return {metric: result for metric, result in found.items() if result}
 
     @property
     def ending(self) -> Literal["trains", "at chance", "explodes"] | None:

@@ -84,11 +84,10 @@ def estimate_costs(device: torch.device, measure: Measure | None = None) -> dict
         return _NETWORK_SECONDS * networks + training / at_once
 
     parts = {name: [exhibit] for name, exhibit in EXHIBITS.items()} | {"all": [*EXHIBITS.values()]}
-    costs = {
-        name: {preset.name: cost(exhibits, preset) for preset in PRESETS.values()}
+    return {
+        name: {preset.name: seconds for preset in PRESETS.values() if (seconds := cost(exhibits, preset))}
         for name, exhibits in parts.items()
     }
-    return {name: {preset: each for preset, each in found.items() if each} for name, found in costs.items()}
 
 
 def ends_at_once(cell: ExhibitCell) -> bool:
