@@ -91,10 +91,8 @@ def draw_sweep(exhibit: Exhibit, metric: Metric, cells: Sequence[ExhibitCell], i
         figure, axes = new_panel()
         for color, method in zip(COLORS, exhibit.methods, strict=False):
             results = {cell.at: cell.results[metric] for cell in mine if cell.method.name == method}
-            trained = {at: result for at, result in sorted(results.items()) if not result.failed}
-            _draw_curve(
-                axes, {at: _point(result, curve) for at, result in trained.items()}, color, SHORT[method]
-            )
+            trained = {at: _point(each, curve) for at, each in sorted(results.items()) if not each.failed}
+            _draw_curve(axes, trained, color, SHORT[method])
         _batch_axis(axes, sorted({cell.at for cell in mine}))
         axes.set_ylabel(name)
         if curve == "rate":
