@@ -207,9 +207,8 @@ def _summary(row: Row) -> list[str]:
     if row["best_lr"] is None:
         return ["−" if row["failed"] else "", "", "", "", "; ".join(["at chance"] * row["failed"] + remarks)]
     if row["edge"]:
-        remarks.insert(
-            0, "only one rate" if row["edge"] == "only" else f"at the {row['edge']} edge of the grid"
-        )
+        edge = "only one rate" if row["edge"] == "only" else f"at the {row['edge']} edge of the grid"
+        remarks = [edge, *remarks]
     digits = 2 if row["metric"] == "test_accuracy" else 4
     spread = "" if row["std"] is None else f" ± {_number(row['std'], digits)}"
     return [

@@ -132,12 +132,9 @@ class ProbeReport:
         for stage in stages(self.adds):
             chosen |= {stage[0], stage[-1], max(stage, key=lambda i: abs(self.rows[i].branch_share - 0.5))}
         ordered = sorted(chosen)
-        # A network of very many stages is cut in its middle.
-        return (
-            ordered
-            if len(ordered) <= _MANY_ROWS
-            else ordered[: _MANY_ROWS // 2] + ordered[-_MANY_ROWS // 2 :]
-        )
+        if len(ordered) > _MANY_ROWS:  # A network of very many stages is cut in its middle.
+            return ordered[: _MANY_ROWS // 2] + ordered[-_MANY_ROWS // 2 :]
+        return ordered
 
     def to_json(self) -> str:
         """Rows and verdict as one JSON object."""
