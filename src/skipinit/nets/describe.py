@@ -86,9 +86,9 @@ def _block_rows(blocks: nn.Sequential) -> list[BlockRow]:
         (_skip(block), _branch(block), _merge(block), count_parameters(block)) for block in blocks.children()
     ]
     rows, first = [], 1
-    for (skip, branch, merge, parameters), run in groupby(facts):
+    for alike, run in groupby(facts):
         last = first + len(list(run)) - 1
-        rows.append(BlockRow(first, last, skip, branch, merge, parameters))
+        rows.append(BlockRow(first, last, *alike))
         first = last + 1
     return rows
 
@@ -121,7 +121,6 @@ def _layer(layer: nn.Conv2d | nn.Linear) -> str:
 def _merge(block: nn.Module) -> str:
     """The equation that opens the merge's docstring, and what follows it in ResNet-V1."""
     equation = (type(block.get_submodule("merge")).__doc__ or "").partition("\n")[0]
-    biased = any(name.startswith("activation.bias") for name, _ in block.named_modules())
-    return (
-        f"ReLU({equation}{' + b' if biased else ''})" if isinstance(block, PostActivationBlock) else equation
-    )
+    if not isinstance(block, PostActivationBlock):
+        return equation
+    return f"ReLU({equation} + b)" if hasattr(block.activation, "bias") else f"ReLU({equation})"
