@@ -231,8 +231,7 @@ def _names(belongs: Callable[[Scheme], bool]) -> str:
 def _fixup_components(config: ModelConfig, scheme: Scheme) -> frozenset[FixupComponent]:
     if not scheme.fixup:
         return frozenset()
-    chosen = tuple(FIXUP_COMPONENTS) if config.fixup_components is None else config.fixup_components
-    return frozenset(chosen)
+    return frozenset(FIXUP_COMPONENTS if config.fixup_components is None else config.fixup_components)
 
 
 def _alpha(config: ModelConfig, scheme: Scheme, num_blocks: int) -> float:
