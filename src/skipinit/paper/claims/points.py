@@ -78,14 +78,14 @@ def _at_each(
         if isinstance(at, Span):  # what every method was measured at
             points = sorted(point for point in set.intersection(*map(set, measured.values())) if point in at)
         findings = [
-            judge_at(point, {m: series.get(point) for m, series in measured.items()}) for point in points
+            judge_at(point, {m: series[point] for m, series in measured.items() if point in series})
+            for point in points
         ]
         if isinstance(at, Span) and len(points) < at.fewest:
             findings.append(missing(needs(exhibit, methods, at, read)))
         return all_of(findings)
 
-    def judge_at(point: int, cells: Mapping[str, Result | None]) -> Finding:
-        results = {method: result for method, result in cells.items() if result is not None}
+    def judge_at(point: int, results: Mapping[str, Result]) -> Finding:
         if absent := tuple(method for method in methods if method not in results):
             return missing(needs(exhibit, absent, (point,), read))
         found = still_open(results, how_well) or compare(*results.values())
