@@ -197,6 +197,16 @@ def test_a_figure_says_who_failed() -> None:
     assert "No normalization fails at 256" in page.text
 
 
+def test_a_sweep_that_is_not_over_has_a_page() -> None:
+    """Of one cell no trial has ended yet."""
+    begun = [
+        replace(trial, state="running", last=None) if trial.config.model.scheme == "divide-sqrt2" else trial
+        for trial in trials("quick", names=("table1",))
+    ]
+    page = Page(make_page(make_collection(iter(begun))))
+    assert "Divide residual block by √2" in page.text
+
+
 def test_the_page_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     write_store(tmp_path / "a", trials("quick", names=("table1",)))
     path = skipinit.report(tmp_path / "a", tmp_path / "new" / "report.html")

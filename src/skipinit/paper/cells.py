@@ -113,11 +113,13 @@ class ExhibitCell:
         """How many runs stand behind the number."""
         summary = self.summaries[metric].summary
         ended = [trial.config for trial in self.recorded if trial.has_result]
+        if not ended:
+            return ""
         rates = count_text(len(summary.rates), "rate")
         best = summary.best
         if best is None:
             seeds = _seeds_text({config.seed for config in ended})
-            return f"{count_text(len(ended), 'run')} ({seeds}) at {rates}" if ended else ""
+            return f"{count_text(len(ended), 'run')} ({seeds}) at {rates}"
         kept = f"best {best.kept} of " if best.kept < best.runs else ""
         seeds = _seeds_text({config.seed for config in ended if config.lr == best.lr})
         return f"{kept}{count_text(best.runs, 'run')} ({seeds}); {rates} tried"
