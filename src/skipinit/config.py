@@ -176,18 +176,17 @@ def _check_options(config: Config, owner: str = "") -> None:
         if name == "model":
             continue
         value = getattr(config, name)  # not `vars`, which gives every config a dictionary to keep
-        of: Any = type(value)
         try:
-            found = _checked(kind, name, of, value)
+            found = _checked(kind, name, value)
         except (ConfigError, TypeError):  # TypeError: a list, say, cannot be remembered
             found = _check_option(kind, name, value, owner)
         if found is not value:
             object.__setattr__(config, name, found)
 
 
-@lru_cache(maxsize=4096)
-def _checked(kind: Any, name: str, of: Any, value: Any) -> Any:
-    """Remembered: thousands of trials have few values. The type `of` a value tells 1 from 1.0 and True."""
+@lru_cache(maxsize=4096, typed=True)  # which tells 1 from 1.0 and True
+def _checked(kind: Any, name: str, value: Any) -> Any:
+    """Remembered: thousands of trials have few values."""
     return _check_option(kind, name, value, "")
 
 
@@ -228,8 +227,7 @@ def rerun(config: TrainConfig, lr: Any, seed: Any) -> TrainConfig:
     other = object.__new__(TrainConfig)
     object.__setattr__(other, "__dict__", vars(config).copy())  # what was checked once
     for name, value in (("lr", lr), ("seed", seed)):
-        of: Any = type(value)
-        object.__setattr__(other, name, _checked(TrainConfig, name, of, value))
+        object.__setattr__(other, name, _checked(TrainConfig, name, value))
     return other
 
 
