@@ -74,8 +74,8 @@ def _read_text(kind: Any, text: str) -> object:
     text = text.strip()
     if kind in (int, float):
         return _check(kind, number_of(text))
-    if kind is bool:
-        return {"true": True, "false": False}[text] if text in ("true", "false") else _check(kind, text)
+    if kind is bool and text in ("true", "false"):
+        return text == "true"
     if kind is NoneType and text == "none":
         return None
     if get_origin(kind) is tuple:
