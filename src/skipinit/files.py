@@ -24,7 +24,7 @@ from .errors import DataError, SkipinitError, system_error
 def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """Let `write` fill a draft beside `path`, bring it to the disk, then give it its name."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
+    with _explained(path, "written"):
         if path.exists() and not path.is_file():  # root could replace a device such as /dev/null by a file
             raise DataError(f"{path}: cannot be written (not a regular file); give another path")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -37,8 +37,15 @@ def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
             os.replace(draft, path)
         finally:
             draft.unlink(missing_ok=True)
+
+
+@contextmanager
+def _explained(path: Path, refused: str) -> Iterator[None]:
+    """Say in one line what the operating system refused to be done with a path."""
+    try:
+        yield
     except OSError as error:
-        raise system_error(error, path, "written") from error
+        raise system_error(error, path, refused) from error
 
 
 def _clear_drafts(path: Path) -> None:
@@ -61,19 +68,14 @@ def _lives(pid: int) -> bool:
 
 def append_whole(path: Path, line: bytes) -> None:
     """Add a line to a file in one write."""
-    try:
-        with open(path, "ab") as file:
-            file.write(line)
-    except OSError as error:
-        raise system_error(error, path, "written") from error
+    with _explained(path, "written"), open(path, "ab") as file:
+        file.write(line)
 
 
 def make_folder(path: Path) -> None:
     """Make a folder and its parents."""
-    try:
+    with _explained(path, "made"):
         path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise system_error(error, path, "made") from error
 
 
 def check_folder(path: Path) -> None:
@@ -117,24 +119,16 @@ class Holder:
 @contextmanager
 def writer_lock(path: Path) -> Iterator[None]:
     """Hold the lock at `path`, or say who does. The file stays: removing it would let two in at once."""
-    with _writable(path):
+    with _explained(path.parent, "written"):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         _acquire(descriptor, path)
-        with _writable(path):
+        with _explained(path.parent, "written"):
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, json.dumps(asdict(_myself())).encode(), 0)
         yield
     finally:
         os.close(descriptor)
-
-
-@contextmanager
-def _writable(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise system_error(error, path.parent, "written") from error
 
 
 def holder(path: Path) -> Holder | None:
