@@ -13,7 +13,7 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -212,7 +212,6 @@ def folder_batches(
         batch_size=None,  # an item is a whole batch: the sampler says which images are in it
         sampler=rows,
         num_workers=_cores() if workers is None else workers,
-        collate_fn=_as_is,
         pin_memory=pin_memory,
         generator=torch.Generator(),  # else it would draw from the global one
     )
@@ -240,10 +239,6 @@ class _Decoded(Dataset[Batch | DataError]):
             return error
         labels = self.split.labels[np.asarray(row, dtype=np.int64)]
         return torch.from_numpy(images).permute(0, 3, 1, 2), torch.from_numpy(labels)
-
-
-def _as_is(batch: Any) -> Any:
-    return batch
 
 
 def _cores() -> int:
