@@ -14,6 +14,7 @@ import torch
 
 from skipinit.config import ModelConfig, TrainConfig
 from skipinit.data.augment import epoch_plan
+from skipinit.data.catalog import describe
 from skipinit.data.photographs import CentreCrop, RandomCrop, read_image
 from skipinit.errors import DataError
 from skipinit.sweeping.results import watched
@@ -84,7 +85,7 @@ def test_a_model_of_the_users_own_trains_on_a_folder_and_goes_on_within_an_epoch
 @pytest.mark.parametrize("augment", [True, False])
 def test_batches_are_the_plans_photographs_standardized(folder: Path, augment: bool) -> None:
     config = settle(replace(_config(folder), augment=augment))
-    photographs = Photographs(str(folder))
+    photographs = Photographs(describe(str(folder)))
     data = photographs.folder
     parts: list[Sequence[torch.Tensor]] = []
     for rank in range(2):

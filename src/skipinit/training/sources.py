@@ -34,7 +34,7 @@ _DECODED_AT_ONCE = 100
 def open_data(name: str, device: torch.device) -> Data:
     """A data set by name, or a folder of photographs by path."""
     entry = describe(name)
-    return DeviceImages(entry, load(name, device)) if entry.in_memory else Photographs(name)
+    return DeviceImages(entry, load(name, device)) if entry.in_memory else Photographs(entry)
 
 
 class DeviceImages:
@@ -68,9 +68,8 @@ class Photographs:
 
     on_device = False
 
-    def __init__(self, name: str) -> None:
-        self.folder = open_folder(name)
-        self.micro_batch = describe(name).micro_batch
+    def __init__(self, entry: DataSet) -> None:
+        self.folder, self.micro_batch = open_folder(entry.name), entry.micro_batch
         self.train_size, self.test_size = len(self.folder.train), len(self.folder.test)
 
     def source(self, config: TrainConfig, world: World) -> DecodedSource:
