@@ -18,14 +18,12 @@ from ..config import TrainConfig
 from ..data.augment import crop_flip, epoch_plan, standardize
 from ..data.catalog import DataSet, describe
 from ..data.images import ImageSet, load
-from ..data.photographs import SIZE, CentreCrop, RandomCrop, Split, folder_batches, open_folder
+from ..data.photographs import SIZE, Batch, CentreCrop, RandomCrop, Split, folder_batches, open_folder
 from ..errors import ConfigError
 from .world import World
 
 if TYPE_CHECKING:
     from .run import Run
-
-Batch = tuple[Tensor, Tensor]
 
 _SCORED_AT_ONCE = 2000
 _DECODED_AT_ONCE = 100
