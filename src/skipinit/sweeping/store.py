@@ -85,7 +85,6 @@ WHERE key = ?
 _END = """
 UPDATE trials SET state = ?, step = ?, reason = ?, traceback = ?, seconds = ?, ended = ? WHERE key = ?
 """
-_TRIAL_COLUMNS = 11
 
 
 class Tally(NamedTuple):
@@ -311,11 +310,9 @@ def _json(content: object) -> str:
 
 
 def _read_trial(row: Sequence[Any]) -> Trial:
-    id, config, state, step, reason, traceback, classes, origin, started, ended, seconds = row[
-        :_TRIAL_COLUMNS
-    ]
+    id, config, state, step, reason, traceback, classes, origin, started, ended, seconds, *epoch = row
     provenance = _read_provenance(origin) if origin else None
-    last = EpochRecord(*row[_TRIAL_COLUMNS:]) if row[_TRIAL_COLUMNS] is not None else None
+    last = EpochRecord(*epoch) if epoch[0] is not None else None
     return Trial(
         id, train_from_json(config), state, step, reason, traceback, classes, provenance, started,
         ended, seconds, last,
