@@ -119,11 +119,7 @@ class Store:
 
     def states(self) -> dict[str, State]:
         """How every trial stands, by its identity."""
-        with explained(self.path):
-            rows = self._connection.execute(_SELECT_STATES).fetchall()
-        if not all(whole for *_, whole in rows):
-            raise damaged(self.path)
-        return {id: state for id, state, _ in rows}
+        return dict(self._whole_rows(_SELECT_STATES))
 
     def tally(self) -> dict[State, Tally]:
         """How many trials are in each state, and their epochs, without reading one."""
@@ -139,21 +135,23 @@ class Store:
 
     def curve(self, id: str) -> list[EpochRecord]:
         """Every recorded epoch of a trial."""
-        with explained(self.path):
-            rows = self._connection.execute(_SELECT_CURVE, (id,)).fetchall()
-        curve = [EpochRecord(*row[:-1]) for row in rows]
-        gaps = any(epoch.epoch != curve[0].epoch + after for after, epoch in enumerate(curve))
-        if gaps or not all(whole for *_, whole in rows):
+        curve = [EpochRecord(*row) for row in self._whole_rows(_SELECT_CURVE, id)]
+        if any(epoch.epoch != curve[0].epoch + after for after, epoch in enumerate(curve)):
             raise damaged(self.path)
         return curve
 
     def measurements(self, id: str) -> list[Measurement]:
         """What a watch has seen of a trial, by step."""
+        rows = self._whole_rows(_SELECT_MEASUREMENTS, id)
+        return [Measurement.from_dict({"step": step, "rows": json.loads(blocks)}) for step, blocks in rows]
+
+    def _whole_rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
+        """The rows of a query whose last column, left out here, is whether the checksum holds."""
         with explained(self.path):
-            rows = self._connection.execute(_SELECT_MEASUREMENTS, (id,)).fetchall()
+            rows = self._connection.execute(query, values).fetchall()
         if not all(whole for *_, whole in rows):
             raise damaged(self.path)
-        return [Measurement.from_dict({"step": step, "rows": json.loads(blocks)}) for step, blocks, _ in rows]
+        return [row[:-1] for row in rows]
 
     def meta(self) -> dict[str, Any]:
         """Schema, version, commit and time of creation; pace of the last writer."""
