@@ -129,9 +129,7 @@ class Store:
 
     def trial(self, id: str) -> Trial | None:
         """The trial of that identity, if the store has it."""
-        with explained(self.path):
-            row = self._connection.execute(f"{_SELECT_TRIALS} WHERE t.id = ?", (id,)).fetchone()
-        return self._trial(row) if row else None
+        return next(iter(self._select("WHERE t.id = ?", id)), None)
 
     def curve(self, id: str) -> list[EpochRecord]:
         """Every recorded epoch of a trial."""
