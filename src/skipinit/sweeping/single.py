@@ -197,15 +197,10 @@ def _recorded_in(folder: Path, config: TrainConfig, tensorboard: bool) -> Iterat
     with open_writer(folder) as writer:
         _refuse_other(folder, writer, config)
         writer.add([config])
-        with steps_bar(0, shown=False) as hidden:
-            keeper = Keeper(writer, Checkpoints(folder / "checkpoints"), hidden, [config], keep_last=True)
         files = _RunFiles(folder, writer, config, tensorboard)
-
-        def emit(event: Event) -> None:
-            keeper.take(event)
-            files.take(event)
-
-        yield emit
+        checkpoints = Checkpoints(folder / "checkpoints")
+        with steps_bar(0, shown=False) as hidden:
+            yield Keeper(writer, checkpoints, hidden, [config], keep_last=True, observer=files.take).take
 
 
 class _RunFiles:
