@@ -84,7 +84,7 @@ def checkpoint_in(folder: Path) -> Path:
 
 
 KINDS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], object]]] = {
-    "checkpoint": (lambda root: checkpoint_in(root / "stopped"), lambda path: unpack_state(path, str(path))),
+    "checkpoint": (lambda root: checkpoint_in(root / "stopped"), unpack_state),
     "export": (lambda root: root / "results.jsonl", read_results),
     "weights": (lambda root: root / "model" / "model.safetensors", read_model),
     "config": (lambda root: root / "model" / "config.json", read_model),
@@ -120,7 +120,7 @@ def test_damage_is_named_or_harmless(kind: str, whole: Path, tmp_path: Path, tor
 def test_a_checkpoint_reads_the_same_from_memory(whole: Path) -> None:
     path = checkpoint_in(whole / "stopped")
     with path.open("rb") as file:
-        assert equal(unpack_state(file, "open file"), unpack_state(path, str(path)))
+        assert equal(unpack_state(file), unpack_state(path))
 
 
 def test_a_damaged_checkpoint_is_never_evaluated(whole: Path, tmp_path: Path) -> None:

@@ -186,12 +186,12 @@ def test_a_checkpoint_that_came_with_a_share_is_one_of_the_same_value(tmp_path: 
     (file,) = (tmp_path / "checkpoints").glob("*.pt")
     content = file.read_bytes()
     (sent, seconds), (kept, expected) = (
-        unpack_if_whole(BytesIO(content), "share"),
-        unpack_if_whole(file, "disk"),
+        unpack_if_whole(BytesIO(content)),
+        unpack_if_whole(file),
     )
     assert sent is not None
     assert (sent["step"], seconds) == (kept["step"], expected)
-    assert unpack_if_whole(BytesIO(content[:1000]), "share") == (None, 0.0), "it costs the head start only"
+    assert unpack_if_whole(BytesIO(content[:1000])) == (None, 0.0), "it costs the head start only"
 
 
 def test_one_thread_unless_the_user_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,7 +70,7 @@ def train_share(share: Share, emit: Emit, stop: Stop) -> None:
     contents = dict(share.contents)
 
     def load(id: str) -> tuple[RunState | None, float]:
-        return unpack_if_whole(BytesIO(contents[id]), id) if contents[id] else (None, 0.0)
+        return unpack_if_whole(BytesIO(contents[id])) if contents[id] else (None, 0.0)
 
     def remember(event: Event) -> None:
         if isinstance(event, Kept):  # should the pack raise, each of its trials goes on from here

@@ -28,8 +28,8 @@ def pack_state(run: Run, seconds: float) -> bytes:
     return buffer.getvalue()
 
 
-def unpack_state(file: Path | BinaryIO, name: str) -> tuple[RunState, float]:
-    """State and seconds of a checkpoint; DataError, with its name, if damaged or of another version."""
+def unpack_state(file: Path | BinaryIO) -> tuple[RunState, float]:
+    """State and seconds of a checkpoint; DataError, with its path, if damaged or of another version."""
     try:
         with zipfile.ZipFile(file) as archive:  # torch does not look at the checksums that it writes
             if damaged := archive.testzip():
@@ -42,19 +42,19 @@ def unpack_state(file: Path | BinaryIO, name: str) -> tuple[RunState, float]:
         state, seconds = (saved["run"], saved["seconds"]) if version == VERSION else ({}, 0.0)
     except Exception as error:  # torch raises half a dozen kinds for a damaged file
         reason = str(error).partition("\n")[0]
-        raise DataError(f"{name}: is damaged ({reason}); remove it to start the run anew") from error
+        raise DataError(f"{file}: is damaged ({reason}); remove it to start the run anew") from error
     if version != VERSION:
         raise DataError(
-            f"{name}: a checkpoint of format {version}, and this version reads {VERSION}; "
+            f"{file}: a checkpoint of format {version}, and this version reads {VERSION}; "
             "remove it to start the run anew"
         )
     return state, seconds
 
 
-def unpack_if_whole(file: Path | BinaryIO, name: str) -> tuple[RunState | None, float]:
+def unpack_if_whole(file: Path | BinaryIO) -> tuple[RunState | None, float]:
     """The same, but a damaged one only costs the trial its head start."""
     try:
-        return unpack_state(file, name)
+        return unpack_state(file)
     except DataError:
         return None, 0.0
 
@@ -68,12 +68,12 @@ class Checkpoints:
     def load(self, id: str) -> tuple[RunState | None, float]:
         """A trial's newest state and its seconds; None where there is no checkpoint."""
         path = self.path(id)
-        return unpack_state(path, str(path)) if path.exists() else (None, 0.0)
+        return unpack_state(path) if path.exists() else (None, 0.0)
 
     def load_if_whole(self, id: str) -> tuple[RunState | None, float]:
         """The same, but a damaged one only costs the trial its head start."""
         path = self.path(id)
-        return unpack_if_whole(path, str(path)) if path.exists() else (None, 0.0)
+        return unpack_if_whole(path) if path.exists() else (None, 0.0)
 
     def position(self, id: str) -> int:
         """Steps that a trial has taken."""
