@@ -140,7 +140,7 @@ def keeper(tmp_path: Path) -> Iterator[Keeper]:
     configs = [replace(SMALL, seed=seed) for seed in range(2)]
     with open_writer(tmp_path) as writer, steps_bar(0, shown=False) as bar:
         writer.add(configs)
-        yield Keeper(writer, Checkpoints(tmp_path / "checkpoints"), bar, configs)
+        yield Keeper(writer, Checkpoints(tmp_path), bar, configs)
 
 
 def _dispatch(pool: _Mortal, keeper: Keeper) -> None:

@@ -140,7 +140,7 @@ def run_sweep(
         writer.add(owing)
         with steps_bar(sum(config.epochs for config in owing), progress) as bar:
             bar.update(0, "epochs of all trials")
-            keeper = Keeper(writer, Checkpoints(out / "checkpoints"), bar, owing, observer=observer)
+            keeper = Keeper(writer, Checkpoints(out), bar, owing, observer=observer)
             train(keeper.groups(owing), Options(pack_size, checkpoint_seconds), keeper, stop)
         states = Counter(state for id, state in writer.states().items() if id in wanted)
     results = states["finished"] + states["diverged"]

@@ -114,7 +114,7 @@ def forecast(
         raise ConfigError(f"pack_size {pack_size} is not allowed; it must be 1 or more")
     stored = _stored_trials(out)
     pace = Pace(find_device(device), stored.values(), measure)
-    checkpoints = Checkpoints(out / "checkpoints")
+    checkpoints = Checkpoints(out)
     ids = {config: identity(config) for config in trials}
     done = {config for config, id in ids.items() if id in stored and stored[id].has_result}
     waiting = [(config, checkpoints.position(ids[config])) for config in trials if config not in done]

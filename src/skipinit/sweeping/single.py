@@ -95,7 +95,7 @@ def train(
         if folder and world.leads:
             emit = stack.enter_context(_recorded_in(folder, config, tensorboard))
         world.wait()
-        checkpoints = None if folder is None else Checkpoints(folder / "checkpoints")
+        checkpoints = None if folder is None else Checkpoints(folder)
         state, seconds = checkpoints.load(identity(config)) if checkpoints else (None, 0.0)
         keeps = emit is not _discard
         reporter = _BarReporter(emit, checkpoint_seconds if keeps else float("inf"), keeps, bar)
@@ -198,7 +198,7 @@ def _recorded_in(folder: Path, config: TrainConfig, tensorboard: bool) -> Iterat
         _refuse_other(folder, writer, config)
         writer.add([config])
         files = _RunFiles(folder, writer, config, tensorboard)
-        checkpoints = Checkpoints(folder / "checkpoints")
+        checkpoints = Checkpoints(folder)
         with steps_bar(0, shown=False) as hidden:
             yield Keeper(writer, checkpoints, hidden, [config], keep_last=True, observer=files.take).take
 

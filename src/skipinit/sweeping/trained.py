@@ -78,7 +78,7 @@ def _open_run(folder: Path, place: Workplace) -> Run:
         trials = store.trials()
     if len(trials) != 1:
         raise DataError(f"{folder}: {len(trials)} trials are there; give the folder of one run")
-    checkpoints = Checkpoints(folder / "checkpoints")
+    checkpoints = Checkpoints(folder)
     state, _ = checkpoints.load(trials[0].id)
     if state is None:
         raise DataError(f"{folder}: this run has no checkpoint; a run writes one as it goes and when it ends")

@@ -60,10 +60,10 @@ def unpack_if_whole(file: Path | BinaryIO) -> tuple[RunState | None, float]:
 
 
 class Checkpoints:
-    """A folder with a file for each unfinished trial, by its identity."""
+    """Of a run or sweep: a folder with a file for each unfinished trial, by its identity."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, out: Path) -> None:
+        self.folder = out / "checkpoints"
 
     def load(self, id: str) -> tuple[RunState | None, float]:
         """A trial's newest state and its seconds; None where there is no checkpoint."""
