@@ -131,7 +131,7 @@ class Trainer:
         """
         reporter, size = Reporter(self.emit, self.options.checkpoint_seconds), 0
         try:
-            self._train_together(configs, data, reporter)
+            train_together([self._open(config, reporter) for config in configs], data, reporter, self.stop)
         except Exception as error:
             if reporter.emitting:  # no fault of a trial: nothing can be recorded any more
                 raise
@@ -150,9 +150,6 @@ class Trainer:
     def _position(self, config: TrainConfig) -> int:
         state, _ = self.load(identity(config))
         return 0 if state is None else int(state["step"])
-
-    def _train_together(self, configs: Sequence[TrainConfig], data: Data, reporter: Reporter) -> None:
-        train_together([self._open(config, reporter) for config in configs], data, reporter, self.stop)
 
     def _open(self, config: TrainConfig, reporter: Reporter) -> Run:
         """A run where its checkpoint left it; its failure to be made is the trial's, so it has started."""
