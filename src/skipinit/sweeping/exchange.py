@@ -96,13 +96,9 @@ def export_results(store: Store, path: Path, curves: bool = False) -> int:
 
 def read_results(path: Path) -> list[Entry]:
     """The trials of an exported file."""
-    try:
-        lines = read_whole(path).decode().splitlines()
-    except UnicodeDecodeError:
-        raise DataError(f"{path}: not a file that `skipinit store export` wrote") from None
-    checksum, body = _open(lines, path)
-    found = [_entry(line, f"{path}, line {number}") for number, line in enumerate(body, start=2)]
-    if checksum not in (None, _checksum(body)):
+    checksum, lines = _open(path)
+    found = [_entry(line, f"{path}, line {number}") for number, line in enumerate(lines, start=2)]
+    if checksum not in (None, _checksum(lines)):
         raise DataError(
             f"{path}: is damaged or was edited (sha256); take it as it was exported, or remove sha256 from "
             "its first line if you edited it on purpose"
@@ -110,18 +106,19 @@ def read_results(path: Path) -> list[Entry]:
     return found
 
 
-def _open(lines: list[str], path: Path) -> tuple[str | None, list[str]]:
-    """Checksum and body; earlier versions wrote no checksum."""
+def _open(path: Path) -> tuple[str | None, list[str]]:
+    """Checksum and lines after the header; earlier versions wrote no checksum."""
     try:
-        header = json.loads(lines[0])
+        first, *lines = read_whole(path).decode().splitlines()
+        header = json.loads(first)
         known, version = header["format"] == "skipinit results", header["version"]
-    except (IndexError, ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError):
         known = False
     if not known:
         raise DataError(f"{path}: not a file that `skipinit store export` wrote")
     if version != FORMAT:
         raise DataError(f"{path}: format {version} is not known; this version reads {FORMAT}")
-    return header.get("sha256"), lines[1:]
+    return header.get("sha256"), lines
 
 
 def _checksum(lines: Sequence[str]) -> str:
