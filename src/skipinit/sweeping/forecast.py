@@ -26,6 +26,7 @@ from ..nets.architectures import find_architecture
 from ..nets.own import is_own
 from ..provenance import Provenance
 from ..training.checkpoint import Checkpoints
+from ..training.loop import make_executor
 from ..training.protocol import identity, settle
 from ..training.records import Trial
 from ..training.run import Run
@@ -242,8 +243,6 @@ def _line(places: Sequence[int], steps: Sequence[Step], place: int) -> Step:
 
 def measure_run(config: TrainConfig, device: torch.device) -> Step:
     """A step of a real run, on random images: the data set need not be there."""
-    from ..training.loop import make_executor  # slow to import, and needed here alone
-
     entry, on_gpu = describe(config.data), device.type == "cuda"
     # Epochs of one batch, more than are timed; a low rate, so that the run does not diverge.
     config = settle(replace(config, epochs=100, lr=1e-3))
