@@ -186,15 +186,14 @@ class Pace:
 
 def _kind(config: TrainConfig) -> TrainConfig:
     """A config of what decides a trial's pace and nothing else."""
-    settled, clean = settle(config), config.clean_train_loss
     return TrainConfig(
-        settled.model,
-        config.data,
-        1.0,
-        config.batch_size,
-        1,
+        model=settle(config).model,
+        data=config.data,
+        lr=1.0,
+        batch_size=config.batch_size,
+        epochs=1,
         precision=config.precision,
-        clean_train_loss=clean,
+        clean_train_loss=config.clean_train_loss,
         convert=config.convert,
     )
 
