@@ -102,14 +102,13 @@ def _pixels(images: NDArray[Any], part: str) -> NDArray[Any]:
     """The images as uint8; floats, if each is k / 255, as torchvision's `ToTensor` makes them."""
     if not np.issubdtype(images.dtype, np.floating):
         return images
-    pixels = np.rint(255 * images)
+    pixels: NDArray[Any] = np.rint(255 * images)
     if not (np.abs(255 * images - pixels) < 1e-3).all() or pixels.min() < 0 or pixels.max() > 255:
         raise DataError(
             f"data: {part}_images are {images.dtype} that are no pixels k / 255; give uint8: images are "
             "standardized one by one in any case"
         )
-    whole: NDArray[Any] = pixels.astype(np.uint8)
-    return whole
+    return pixels.astype(np.uint8)
 
 
 def read_arrays(path: str) -> tuple[Labelled, Labelled]:
