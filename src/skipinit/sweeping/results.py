@@ -197,13 +197,12 @@ def _name(trial: Trial) -> str:
     return f"{config.model.name}, {scheme}, {config.data}, lr {rate_text(config.lr)}, seed {config.seed}"
 
 
-def cells(trials: Iterable[Trial], trim: Trim | None = None) -> list[CellResult]:
+def cells(trials: Sequence[Trial], trim: Trim | None = None) -> list[CellResult]:
     """Every cell and metric, in the order of the trials; `trim` is the paper's where it is not given."""
     groups: defaultdict[tuple[object, ...], list[Trial]] = defaultdict(list)
-    everything = list(trials)
-    for trial in everything:
+    for trial in trials:
         groups[cell_key(trial.config)].append(trial)
-    trim = trim or Trim.of_paper(len({trial.config.seed for trial in everything}))
+    trim = trim or Trim.of_paper(len({trial.config.seed for trial in trials}))
     return [cell for group in groups.values() for cell in _cells(group, trim)]
 
 
