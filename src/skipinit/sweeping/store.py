@@ -173,14 +173,11 @@ class Store:
 class Writer(Store):
     """What the one writer can do besides."""
 
-    def add(self, configs: Iterable[TrainConfig]) -> int:
-        """Add the trials that are not there yet; how many were new."""
+    def add(self, configs: Iterable[TrainConfig]) -> None:
+        """Add the trials that are not there yet."""
         rows = [(identity(config), _json(to_dict(settle(config)))) for config in configs]
         with transaction(self._connection, self.path):
-            added = self._connection.executemany(
-                "INSERT OR IGNORE INTO trials (id, config) VALUES (?, ?)", rows
-            )
-        return added.rowcount
+            self._connection.executemany("INSERT OR IGNORE INTO trials (id, config) VALUES (?, ?)", rows)
 
     def start(self, id: str, provenance: Provenance, classes: int, epochs_done: int = 0) -> None:
         """The trial runs, for the first time or on from a checkpoint after `epochs_done`: later epochs go."""
