@@ -62,13 +62,12 @@ CREATE TABLE measurements (
     PRIMARY KEY (trial, step)
 ) WITHOUT ROWID
 """
+# In the order of the fields of `Trial` and `EpochRecord`, which a test keeps equal.
+TRIAL_COLUMNS = "id, config, state, step, reason, traceback, classes, provenance, started, ended, seconds"
+EPOCH_COLUMNS = "epoch, train_loss, test_accuracy, test_loss, lr, images_per_second, clean_train_loss"
 # SQLite notices a damaged page where its structure breaks; a number in it would change in silence.
-CHECKSUM_OF_TRIAL = (
-    "crc(id, config, state, step, reason, traceback, classes, provenance, started, ended, seconds)"
-)
-CHECKSUM_OF_EPOCH = (
-    "crc(epoch, train_loss, test_accuracy, test_loss, lr, images_per_second, clean_train_loss)"
-)
+CHECKSUM_OF_TRIAL = f"crc({TRIAL_COLUMNS})"
+CHECKSUM_OF_EPOCH = f"crc({EPOCH_COLUMNS})"
 CHECKSUM_OF_MEASUREMENT = "crc(step, blocks)"
 _SEALS = "".join(
     f"""

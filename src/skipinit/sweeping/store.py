@@ -27,6 +27,8 @@ from .database import (
     CHECKSUM_OF_EPOCH,
     CHECKSUM_OF_MEASUREMENT,
     CHECKSUM_OF_TRIAL,
+    EPOCH_COLUMNS,
+    TRIAL_COLUMNS,
     connect,
     create,
     damaged,
@@ -39,17 +41,14 @@ from .database import (
 FILE = "sweep.sqlite"
 LOCK = "sweep.lock"
 
-# Columns are named in the order of the fields of `Trial` and `EpochRecord`, which a test keeps equal.
 _SELECT_TRIALS = f"""
-SELECT id, config, state, step, reason, traceback, classes, provenance, started, ended, seconds,
-       epoch, train_loss, test_accuracy, test_loss, lr, images_per_second, clean_train_loss,
+SELECT {TRIAL_COLUMNS}, {EPOCH_COLUMNS},
        t.checksum IS {CHECKSUM_OF_TRIAL} AND (epoch IS NULL OR m.checksum IS {CHECKSUM_OF_EPOCH})
 FROM trials t LEFT JOIN metrics m
     ON m.trial = t.key AND m.epoch = (SELECT max(epoch) FROM metrics WHERE trial = t.key)
 """
 _SELECT_CURVE = f"""
-SELECT epoch, train_loss, test_accuracy, test_loss, lr, images_per_second, clean_train_loss,
-       checksum IS {CHECKSUM_OF_EPOCH}
+SELECT {EPOCH_COLUMNS}, checksum IS {CHECKSUM_OF_EPOCH}
 FROM metrics WHERE trial = (SELECT key FROM trials WHERE id = ?) ORDER BY epoch
 """
 _SELECT_MEASUREMENTS = f"""
@@ -63,8 +62,8 @@ SELECT state, count(*), sum(epochs),
            THEN coalesce((SELECT max(epoch) FROM metrics WHERE trial = key), 0) ELSE epochs END)
 FROM (SELECT *, json_extract(config, '$.epochs') AS epochs FROM trials) GROUP BY state
 """
-_PUT_TRIAL = """
-INSERT INTO trials (id, config, state, step, reason, traceback, classes, provenance, started, ended, seconds)
+_PUT_TRIAL = f"""
+INSERT INTO trials ({TRIAL_COLUMNS})
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (id) DO UPDATE SET
     config = excluded.config, state = excluded.state, step = excluded.step, reason = excluded.reason,
@@ -72,9 +71,8 @@ ON CONFLICT (id) DO UPDATE SET
     started = excluded.started, ended = excluded.ended, seconds = excluded.seconds
 RETURNING key
 """
-_INSERT_EPOCH = """
-INSERT OR REPLACE INTO metrics
-    (trial, epoch, train_loss, test_accuracy, test_loss, lr, images_per_second, clean_train_loss)
+_INSERT_EPOCH = f"""
+INSERT OR REPLACE INTO metrics (trial, {EPOCH_COLUMNS})
 VALUES (?, ?, ?, ?, ?, ?, ?, ?)
 """
 _START = """
