@@ -38,13 +38,6 @@ _MOST_SHAPES = 64
 """Kinds of block times modes that one process may meet; torch's own limit of 8 is for accidents."""
 
 
-def compile_pieces(model: ResidualNet) -> None:
-    """Let stem, blocks and head run compiled. Blocks of one shape share code: depth costs no compile time."""
-    torch._dynamo.config.recompile_limit = _MOST_SHAPES
-    for piece in (model.stem, *model.blocks, model.head):
-        piece.compile(dynamic=False)
-
-
 class Run:
     """A run's numbers depend on its config alone, never on which runs share its device."""
 
@@ -66,18 +59,7 @@ class Run:
         if device.type == "cuda" and self.own:
             say_once(f"{config.model.name} runs eagerly, neither compiled nor captured in a CUDA graph")
         elif device.type == "cuda" and isinstance(self.model, ResidualNet):
-            if config.precision == "bfloat16":
-                from .kernels.bfloat16 import (
-                    RoundedWeights,  # needs Triton, which only GPU builds of torch bring
-                )
-                from .kernels.chain import chain_blocks
-
-                self.rounded = RoundedWeights(self.model, chain_blocks(self.model.blocks))
-                if config.watch is not None:
-                    say_once(
-                        "in bfloat16 on a GPU blocks run as chains, which cannot be watched; in tf32 they can"
-                    )
-            compile_pieces(self.model)
+            self._compile(self.model)
         if world.size > 1:
             share_statistics(self.model, world)
             self.network = _share_gradients(self.model)
@@ -99,6 +81,25 @@ class Run:
         self.records: list[EpochRecord] = []
         self.measurements: list[Measurement] = []
         """Of watched steps; whoever keeps them empties the list."""
+
+    def _compile(self, model: ResidualNet) -> None:
+        """Let stem, blocks and head run compiled, in bfloat16 by kernels of their own.
+
+        Blocks of one shape share code: depth costs no compile time.
+        """
+        if self.config.precision == "bfloat16":
+            # They need Triton, which only GPU builds of torch bring.
+            from .kernels.bfloat16 import RoundedWeights
+            from .kernels.chain import chain_blocks
+
+            self.rounded = RoundedWeights(model, chain_blocks(model.blocks))
+            if self.config.watch is not None:
+                say_once(
+                    "in bfloat16 on a GPU blocks run as chains, which cannot be watched; in tf32 they can"
+                )
+        torch._dynamo.config.recompile_limit = _MOST_SHAPES
+        for piece in (model.stem, *model.blocks, model.head):
+            piece.compile(dynamic=False)
 
     def train_step(self) -> None:
         """One update from one batch. Only the device is involved, so a CUDA graph can replay it."""
