@@ -245,15 +245,9 @@ _MIGRATIONS = {1: _settle_trials, 2: _add_measurements}
 @contextmanager
 def transaction(connection: sqlite3.Connection, path: Path) -> Iterator[None]:
     """All of it or nothing."""
-    with explained(path):
+    with explained(path), connection:  # which commits at the end, and rolls back what raised
         connection.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-            connection.execute("COMMIT")
-        except BaseException:
-            if connection.in_transaction:  # SQLite may have rolled back by itself
-                connection.execute("ROLLBACK")
-            raise
+        yield
 
 
 _DAMAGED = "the file is damaged; take a backup, or import an export into a new folder"
