@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from .grid import Grid, expand, read_grid
 from .packs import split
 from .store import FILE, Store, open_store, open_writer
 from .trainer import Options, Trainer, Workplace
-from .workers import open_workers, workers_at_once
+from .workers import Workers, workers_at_once
 
 
 def train_here(
@@ -38,7 +38,7 @@ def train_here(
     shares = [share for members in groups for share in split(members, options.pack_size or 1)]
     count = min(len(shares), workers_at_once()) if device.type == "cpu" else 1
     if count > 1:
-        with open_workers(count) as workers:
+        with closing(Workers(count)) as workers:
             Dispatcher(workers, options, keeper).train(shares, stop)
         return
     with open_device(device) as world:

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from queue import SimpleQueue
@@ -155,13 +155,3 @@ class Workers:
 def workers_at_once() -> int:
     """How many trainings the cores of this machine have room for."""
     return max(1, usable_cores() // cpu_threads())
-
-
-@contextmanager
-def open_workers(count: int) -> Iterator[Workers]:
-    """So many workers, none of which outlives this."""
-    workers = Workers(count)
-    try:
-        yield workers
-    finally:
-        workers.close()
