@@ -15,20 +15,22 @@ from typing import Any, Literal, Union, get_args, get_origin
 from .errors import ConfigError
 
 
-def read_value(name: str, value: object, hint: Any, within: str = "") -> Any:
+def read_value(name: str, value: object, hint: Any) -> Any:
     """What a text, or a value, stands for, in the one type that `hint` has for it.
 
     Args:
         name: of what is read, for the error.
         value: a text such as `2^-2`, or a value as Python and TOML have them.
         hint: the type of an option.
-        within: what else must hold, for the error.
     """
-    return _first_that_fits(name, value, hint, within, _read_text if isinstance(value, str) else _check)
+    return _first_that_fits(name, value, hint, "", _read_text if isinstance(value, str) else _check)
 
 
-def check_value(name: str, value: object, hint: Any, within: str = "") -> Any:
-    """`value` in the one type that `hint` has for it: 1 and 1.0 are the same number, "1" is none."""
+def check_value(name: str, value: object, hint: Any, within: str) -> Any:
+    """`value` in the one type that `hint` has for it: 1 and 1.0 are the same number, "1" is none.
+
+    `within` is what else must hold, for the error.
+    """
     return _first_that_fits(name, value, hint, within, _check)
 
 
