@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import Any, Literal, get_type_hints
 
 from .errors import ConfigError
-from .notation import allowed, check_value
+from .notation import check_value, not_allowed
 
 Schedule = Literal["cifar", "imagenet", "constant"]
 Precision = Literal["float32", "tf32", "bfloat16"]
@@ -195,7 +195,7 @@ def _check_option(kind: type[Config], name: str, value: Any, owner: str) -> Any:
     in_range, within = metadata["in_range"], metadata["within"]
     found = check_value(f"{owner}{name}", value, hint, within)
     if in_range and found is not None and not in_range(found):
-        raise ConfigError(f"{owner}{name} {value!r} is not allowed; it must be {allowed(hint)}{within}")
+        raise not_allowed(f"{owner}{name}", value, hint, within)
     return found
 
 

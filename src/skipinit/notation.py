@@ -42,13 +42,14 @@ def _first_that_fits(
             return convert(kind, value)
         except (ValueError, OverflowError):
             continue
-    raise ConfigError(f"{name} {value!r} is not allowed; it must be {allowed(hint)}{within}")
+    raise not_allowed(name, value, hint, within)
 
 
-def allowed(hint: Any) -> str:
-    """What a value of this type may be, in words."""
+def not_allowed(name: str, value: object, hint: Any, within: str) -> ConfigError:
+    """The error for a value that is not of its type, or not within its range; it says what may be given."""
     kinds = [kind for kind in kinds_of(hint) if kind is not NoneType]
-    return " or ".join(_WORDS.get(kind) or _describe(kind) for kind in kinds)
+    allowed = " or ".join(_WORDS.get(kind) or _describe(kind) for kind in kinds)
+    return ConfigError(f"{name} {value!r} is not allowed; it must be {allowed}{within}")
 
 
 @cache
