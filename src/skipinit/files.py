@@ -14,11 +14,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO
 
 from .errors import DataError, SkipinitError, system_error
+from .notation import utc_now
 
 
 def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
@@ -170,5 +170,4 @@ def _read(descriptor: int) -> Holder:
 
 
 def _myself() -> Holder:
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    return Holder(os.getpid(), socket.gethostname(), shlex.join(sys.argv), now)
+    return Holder(os.getpid(), socket.gethostname(), shlex.join(sys.argv), utc_now())

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
@@ -146,6 +147,11 @@ def duration_text(seconds: float) -> str:
     if hours >= 48:
         return f"{hours / 24:,.0f} d"
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {whole} s" if minutes else f"{whole} s"
+
+
+def utc_now() -> str:
+    """This second, as text that sorts."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def bytes_text(count: int) -> str:

@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 import torch
 
+from skipinit import notation
 from skipinit.cli import main
 from skipinit.config import ModelConfig
-from skipinit.sweeping import database
 from skipinit.sweeping.single import train
 from skipinit.sweeping.store import open_store
 from skipinit.training.protocol import make_train_config
@@ -117,7 +117,7 @@ def test_a_clock_that_jumps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tor
     for seed in torture.cases(1):
         clock = _Jumping(seed)
         with monkeypatch.context() as patch:
-            patch.setattr(database, "datetime", clock)
+            patch.setattr(notation, "datetime", clock)
             out = tmp_path / f"jumping{seed}"
             result = train(CONFIG, out, device="cpu", progress=False)
         assert clock.looks > 3

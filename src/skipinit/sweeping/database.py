@@ -10,13 +10,13 @@ import sys
 import zlib
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
-from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import quote
 
 from .. import __version__
 from ..config import to_dict
 from ..errors import ConfigError, DataError
+from ..notation import utc_now
 from ..provenance import source_commit
 from ..training.protocol import identity, settled_from_dict
 
@@ -87,11 +87,6 @@ END;
 
 _OTHER_TABLES = re.compile("^(no such|duplicate column)|already exists$")
 """SQLite's words where the tables are not those that the schema's number promises."""
-
-
-def utc_now() -> str:
-    """This second, as text that sorts."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def create(path: Path) -> None:

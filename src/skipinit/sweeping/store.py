@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from ..config import TrainConfig, to_dict, train_from_json
 from ..errors import DataError, SkipinitError
 from ..files import Holder, holder, make_folder, writer_lock
+from ..notation import utc_now
 from ..probing.history import Measurement
 from ..provenance import Provenance
 from ..training.protocol import identity, settle
@@ -35,7 +36,6 @@ from .database import (
     explained,
     settle_files,
     transaction,
-    utc_now,
 )
 
 FILE = "sweep.sqlite"
