@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 import torch
 
-from ..errors import ConfigError, DataError
+from ..errors import DataError
 from ..files import write_whole
 from .run import Run
 
@@ -97,8 +97,6 @@ class Checkpoints:
         """While inside, what a state lacks is the fault of the trial's file."""
         try:
             yield
-        except ConfigError:
-            raise
         except (KeyError, TypeError, RuntimeError, DataError) as error:
             raise DataError(
                 f"{self.path(id)}: is damaged ({error}); remove it to start the run anew"
