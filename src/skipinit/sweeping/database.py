@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from .. import __version__
 from ..config import to_dict
-from ..errors import ConfigError, DataError
+from ..errors import DataError
 from ..notation import utc_now
 from ..provenance import source_commit
 from ..training.protocol import identity, settled_from_dict
@@ -209,7 +209,7 @@ def _settle_trials(connection: sqlite3.Connection, path: Path) -> None:
     for key, text, reason in rows:
         try:
             config = settled_from_dict(json.loads(text))
-        except (ValueError, KeyError, TypeError, ConfigError) as error:
+        except (ValueError, KeyError, TypeError) as error:
             raise DataError(f"{path}: trial {key} is not one that this version knows ({error})") from error
         id = identity(config)
         if id in kept:
