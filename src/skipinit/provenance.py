@@ -1,4 +1,4 @@
-"""Where a number came from: the machine, the versions, the commit."""
+"""Where a number came from: the machine, the versions, the commit; and how much of the machine is ours."""
 
 from __future__ import annotations
 
@@ -31,6 +31,16 @@ class Provenance:
             "torch": importlib.metadata.version("torch"),
         }
         return cls(machine, device, versions, source_commit())
+
+
+def usable_cores() -> int:
+    """Cores that this process may use: by its affinity, and by the quota of its container."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return max(1, min(cores, int(quota) // int(period)))
+    except (OSError, ValueError):  # there is no such file, or it says `max`
+        return cores
 
 
 def source_commit() -> str | None:

@@ -15,7 +15,7 @@ import torch
 
 from skipinit.config import ModelConfig, TrainConfig
 from skipinit.errors import DataError, SkipinitError
-from skipinit.provenance import Provenance
+from skipinit.provenance import Provenance, usable_cores
 from skipinit.sweeping.dispatch import Dispatcher, Keeper, Lost
 from skipinit.sweeping.engine import Outcome, run_sweep
 from skipinit.sweeping.forecast import Step, forecast
@@ -26,7 +26,7 @@ from skipinit.training.checkpoint import Checkpoints, unpack_if_whole
 from skipinit.training.control import Stop, steps_bar
 from skipinit.training.protocol import identity
 from skipinit.training.records import EpochRecord, Event, Recorded, Started
-from skipinit.training.world import World, cpu_threads, open_device, usable_cores
+from skipinit.training.world import World, cpu_threads, open_device
 from support.runs import DIVERGING, RAISING, SMALL, StopAfter
 
 _CPU = torch.device("cpu")

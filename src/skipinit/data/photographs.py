@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from ..errors import DataError
+from ..provenance import usable_cores
 from .augment import mix
 from .catalog import find, search_path
 
@@ -243,5 +244,4 @@ class _Decoded(Dataset[Batch | DataError]):
 
 def _cores() -> int:
     """The cores this process may use, shared with the other processes that torchrun started here."""
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, usable // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    return max(1, usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))

@@ -20,7 +20,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from .. import __version__
 from ..config import TrainConfig
-from ..errors import ConfigError, SkipinitError
+from ..errors import ConfigError, SkipinitError, one_line
 from ..training.control import Stop
 from ..training.records import Event
 from .dispatch import Dispatcher, Keeper, Lost, Task
@@ -82,7 +82,10 @@ def open_cluster(device: str) -> Iterator[Engine]:
 def _join(address: str) -> None:
     """Become a driver of the cluster, or say in one line why not."""
     if address.startswith("ray://"):
-        raise ConfigError(f"RAY_ADDRESS {address}: a client cannot; run on a node, as host:6379 or auto")
+        raise ConfigError(
+            f"RAY_ADDRESS {address}: Ray Client addresses (ray://) are not supported; run on a node of the "
+            "cluster and give host:6379 or auto"
+        )
     try:
         host, colon, port = address.rpartition(":")
         if colon:  # Ray itself would try for minutes
@@ -90,7 +93,7 @@ def _join(address: str) -> None:
         with _native_log_silenced():
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, ValueError, RuntimeError) as error:
-        reason = " ".join(str(error).split()).partition(". ")[0]
+        reason = one_line(error).partition(". ")[0]
         raise ConfigError(
             f"no Ray cluster to join at {address} ({reason}); start one with `ray start --head`, "
             "or name one in RAY_ADDRESS as host:port"

@@ -22,9 +22,10 @@ from threading import Thread
 from typing import Any
 
 from ..errors import SkipinitError
+from ..provenance import usable_cores
 from ..training.control import Stop
 from ..training.records import Event
-from ..training.world import cpu_threads, usable_cores
+from ..training.world import cpu_threads
 from .dispatch import Lost
 from .trainer import Share, train_share
 

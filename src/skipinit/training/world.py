@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -104,16 +103,6 @@ def cpu_threads() -> int:
     """
     given = os.environ.get("OMP_NUM_THREADS", "")
     return max(1, int(given)) if given.isdecimal() else 1
-
-
-def usable_cores() -> int:
-    """Cores that this process may use: by its affinity, and by the quota of its container."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return max(1, min(cores, int(quota) // int(period)))
-    except (OSError, ValueError):  # there is no such file, or it says `max`
-        return cores
 
 
 @contextmanager
