@@ -15,11 +15,11 @@ from unittest import mock
 
 from bench import Bench, Row
 
+from skipinit.provenance import usable_cores
 from skipinit.sweeping.engine import run_sweep
 from skipinit.sweeping.grid import Grid
 from skipinit.training.control import Stop
 from skipinit.training.records import Event, Finished, Recorded
-from skipinit.training.world import usable_cores
 
 _EPOCHS = 3
 _WINDOW = 12.0
