@@ -37,13 +37,24 @@ def test_help_and_lists_do_not_import_torch(arguments: list[str]) -> None:
     assert out.splitlines()[-1] == "False"
 
 
-def test_waiting_threads_leave_their_core_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
-    for given, expected in (("", "PASSIVE"), ("ACTIVE", "ACTIVE")):
-        monkeypatch.setenv("OMP_WAIT_POLICY", given)
-        if not given:
-            monkeypatch.delenv("OMP_WAIT_POLICY")
-        main(["schemes"])
-        assert os.environ["OMP_WAIT_POLICY"] == expected
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, "PASSIVE"),
+        ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE"),
+        ({"OMP_NUM_THREADS": "2"}, None),
+    ],
+)
+def test_waiting_threads_leave_their_core_unless_told_otherwise(
+    given: dict[str, str], expected: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("OMP_WAIT_POLICY", "OMP_NUM_THREADS"):
+        monkeypatch.setenv(name, "")  # so that what it was comes back
+        monkeypatch.delenv(name)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    main(["schemes"])
+    assert os.environ.get("OMP_WAIT_POLICY") == expected
 
 
 def test_models_and_schemes_as_json(capsys: Printed) -> None:

@@ -23,8 +23,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments == ["--version"]:
         print(f"skipinit {__version__}")
         return 0
-    # Threads that spin while they wait for one whose core another process has take three times as long.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # Threads that spin while they wait for one whose core another process has take three times as long. Who
+    # gives a number of threads has the cores for them, where spinning is a little faster.
+    if "OMP_NUM_THREADS" not in os.environ:
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     for stream in (sys.stdout, sys.stderr):  # a file's name need not be Unicode
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
