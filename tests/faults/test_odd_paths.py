@@ -118,3 +118,17 @@ def test_output_that_cannot_be_written_is_one_line() -> None:
         assert process.stderr == (
             "skipinit: a file: cannot be used (No space left on device); make room and run it again\n"
         )
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="its file system has only names that are Unicode")
+def test_a_folder_whose_name_is_not_unicode_is_used_like_any_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = os.fsdecode(os.fsencode(tmp_path) + b"/\xff\xfe/run")
+    train = ["train", "wrn10_1", "--data", "digits", "--batch-size", "512", "--epochs", "1", "--out", folder]
+    commands = (train, train, ["status", folder], ["results", folder], ["evaluate", folder])
+    files = (["store", "export", folder, f"{folder}.jsonl"], ["report", folder, "--out", f"{folder}.html"])
+    for command in (*commands, *files):
+        assert main(command) == 0, capsys.readouterr().err
+    assert os.path.getsize(f"{folder}.jsonl") > 0
+    assert os.path.getsize(f"{folder}.html") > 0

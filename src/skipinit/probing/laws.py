@@ -99,7 +99,7 @@ def stages(adds: Sequence[ResidualAdd]) -> list[list[int]]:
 
     It goes on if its skip is that block's sum; or if the skips of both are the identity on tensors of one
     shape, with at most an activation or a norm between them, such as the ReLU of ResNet-V1. A layer that
-    changes the shape between two blocks may have any variance, and so may a projection that no ReLU precedes.
+    changes the shape between two blocks may have any variance, and so may a projection that no ReLU follows.
     """
     runs: list[list[int]] = []
     for index, add in enumerate(adds):

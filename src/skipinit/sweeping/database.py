@@ -140,7 +140,7 @@ def settle_files(connection: sqlite3.Connection) -> None:
 
 
 def _open(path: Path, mode: str) -> sqlite3.Connection:
-    address = f"file:{quote(str(path.absolute()))}?mode={mode}"
+    address = f"file:{quote(os.fsencode(path.absolute()))}?mode={mode}"  # a name need not be Unicode
     connection = _connect(address)
     try:
         connection.execute("SELECT name FROM sqlite_master LIMIT 1")

@@ -34,10 +34,7 @@ def unpack_state(file: Path | BinaryIO) -> tuple[RunState, float]:
         with zipfile.ZipFile(file) as archive:  # torch does not look at the checksums that it writes
             if damaged := archive.testzip():
                 raise DataError(f"checksum of {damaged}")
-        if not isinstance(file, Path):
-            file.seek(0)
-        # Mapped: to ask for a position must not copy a deep network's weights.
-        saved = torch.load(file, map_location="cpu", weights_only=True, mmap=isinstance(file, Path))
+        saved = _load(file)
         version = saved.get("version") if saved.get("format") == FORMAT else 1
         state, seconds = (saved["run"], saved["seconds"]) if version == VERSION else ({}, 0.0)
     except Exception as error:  # torch raises half a dozen kinds for a damaged file
@@ -49,6 +46,20 @@ def unpack_state(file: Path | BinaryIO) -> tuple[RunState, float]:
             "remove it to start the run anew"
         )
     return state, seconds
+
+
+def _load(file: Path | BinaryIO) -> dict[str, Any]:
+    """The content, mapped where that is possible: to ask for a position must not copy all weights."""
+    if isinstance(file, Path):
+        try:
+            str(file).encode()
+        except UnicodeEncodeError:  # a name that torch cannot take
+            return _load(io.BytesIO(file.read_bytes()))
+        mapped: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        return mapped
+    file.seek(0)
+    content: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+    return content
 
 
 def unpack_if_whole(file: Path | BinaryIO) -> tuple[RunState | None, float]:
