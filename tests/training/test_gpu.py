@@ -11,8 +11,12 @@ from torch import Tensor, nn
 
 from skipinit.config import ModelConfig, Precision
 from skipinit.nets.create import build
+from skipinit.sweeping.engine import run_sweep
+from skipinit.sweeping.grid import Grid
 from skipinit.sweeping.results import watched
 from skipinit.sweeping.single import train
+from skipinit.sweeping.store import open_store
+from skipinit.training.protocol import identity
 from support.runs import SMALL
 
 pytestmark = [
@@ -122,6 +126,20 @@ def test_a_captured_graph_trains_as_the_cpu_does() -> None:
     on_cpu, on_gpu = (train(_CONFIG, device=device, progress=False) for device in ("cpu", "cuda"))
     for ours, theirs in zip(on_gpu.records, on_cpu.records, strict=True):
         assert ours.train_loss == pytest.approx(theirs.train_loss, rel=1e-3)
+
+
+def test_a_users_model_trains_beside_the_graph_as_alone(tmp_path: Path) -> None:
+    own = ModelConfig("support.own_models:normalized_blocks", "own", num_classes=10, in_channels=1)
+    configs = (_CONFIG, replace(_CONFIG, model=own), replace(_CONFIG, seed=5))
+    run_sweep(Grid(configs), tmp_path / "pack", device="cuda", pack_size=3, progress=False)
+    with open_store(tmp_path / "pack") as store:
+        together = {trial.id: trial.last for trial in store.trials()}
+    for config in configs:
+        alone = train(config, device="cuda", progress=False).final
+        found = together[identity(config)]
+        assert found is not None
+        assert alone is not None
+        assert found.train_loss == pytest.approx(alone.train_loss, rel=1e-3)
 
 
 @pytest.mark.parametrize("precision", ["float32", "tf32"])

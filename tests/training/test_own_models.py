@@ -24,7 +24,7 @@ from skipinit.errors import ConfigError
 from skipinit.nets.layers import l2_parameters
 from skipinit.sweeping.engine import Outcome, run_sweep
 from skipinit.sweeping.forecast import forecast
-from skipinit.sweeping.grid import expand
+from skipinit.sweeping.grid import Grid, expand
 from skipinit.sweeping.packs import group
 from skipinit.sweeping.single import train
 from skipinit.sweeping.store import open_store
@@ -212,12 +212,22 @@ def test_a_conversion_is_any_that_removes_norms() -> None:
     assert {*get_args(Convert)} == {*CONVERSIONS} - {"none"}
 
 
-def test_own_models_step_in_packs_of_their_own(data: str, tmp_path: Path) -> None:
+def test_own_models_share_a_pack_with_the_papers_networks(data: str, tmp_path: Path) -> None:
     own, other = _config(data), _config(data, seed=1)
     paper = make_train_config(ModelConfig("wrn10_1"), data, epochs=3, batch_size=16, lr=0.1)
-    packs = group([(own, 0), (paper, 0), (other, 0)])
-    assert sorted(packs.values(), key=len) == [[paper], [own, other]]
-    assert forecast([own], tmp_path / "out", "cpu", None).trials == 1
+    assert [*group([(own, 0), (paper, 0), (other, 0)]).values()] == [[own, paper, other]]
+    run_sweep(Grid((own, paper, other)), tmp_path / "pack", device="cpu", pack_size=3, progress=False)
+    with open_store(tmp_path / "pack") as store:
+        together = {trial.id: trial.last for trial in store.trials()}
+    for config in (own, paper, other):
+        alone, shared = train(config, progress=False).final, together[identity(config)]
+        assert alone is not None
+        assert shared is not None
+        assert (shared.train_loss, shared.test_accuracy) == (alone.train_loss, alone.test_accuracy)
+
+
+def test_own_models_are_forecast(data: str, tmp_path: Path) -> None:
+    assert forecast([_config(data)], tmp_path / "out", "cpu", None).trials == 1
 
 
 def test_processes_draw_each_their_own_and_the_same_again(data: str) -> None:

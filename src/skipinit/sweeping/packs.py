@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..config import TrainConfig
-from ..nets.own import is_own
 
 if TYPE_CHECKING:  # a plan is made without torch
     from ..training.sources import Data
@@ -36,16 +35,13 @@ class PackKey:
     epochs: int
     position: int
     """Steps taken already."""
-    own: bool
-    """Whether the models are users' own, which a graph does not hold."""
 
 
 def group(trials: Sequence[tuple[TrainConfig, int]]) -> dict[PackKey, list[TrainConfig]]:
     """Trials, each with the steps it has taken, by what they must share."""
     groups: defaultdict[PackKey, list[TrainConfig]] = defaultdict(list)
     for config, position in trials:
-        key = PackKey(config.data, config.batch_size, config.epochs, position, is_own(config.model.name))
-        groups[key].append(config)
+        groups[PackKey(config.data, config.batch_size, config.epochs, position)].append(config)
     return dict(groups)
 
 

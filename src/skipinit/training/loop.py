@@ -2,7 +2,7 @@
 
 All runs share data set, batch size and length, and stand at the same step. A run that goes non-finite has
 its result and leaves; the others go on as if it had never been there. On a GPU the runs step together as one
-captured graph with a stream for each run, on the CPU in turn.
+captured graph with a stream for each run, users' own models beside it, on the CPU in turn.
 """
 
 from __future__ import annotations
@@ -114,14 +114,42 @@ class OneGraph:
             run.optimizer.zero_grad(set_to_none=True)
 
 
-Executor = InTurn | OneGraph
+class BesideGraph:
+    """Users' own models, which a graph cannot hold, step in turn while the graph of the others runs."""
+
+    poll_every = _STEPS_BETWEEN_LOOKS
+
+    def __init__(self, runs: Sequence[Run], capture_scores: bool) -> None:
+        self.runs = runs
+        self.own = InTurn([run for run in runs if run.own])
+        self.graph = OneGraph([run for run in runs if not run.own], capture_scores)
+        self.stream = torch.cuda.Stream()
+
+    def step(self) -> None:
+        """One training step of every run."""
+        main = torch.cuda.current_stream()
+        self.stream.wait_stream(main)
+        self.graph.step()  # the host does not wait for it
+        with torch.cuda.stream(self.stream):
+            self.own.step()
+        main.wait_stream(self.stream)
+
+    def score(self, score: Score) -> list[Tensor]:
+        """What `score` makes of every run, in evaluation mode."""
+        scores = [*self.own.score(score), *self.graph.score(score)]
+        found = dict(zip([*self.own.runs, *self.graph.runs], scores, strict=True))
+        return [found[run] for run in self.runs]
+
+
+Executor = InTurn | OneGraph | BesideGraph
 
 
 def make_executor(runs: Sequence[Run], images_on_device: bool) -> Executor:
-    """One graph on a GPU; in turn on the CPU, for users' own models, and where processes share a run."""
-    if runs and runs[0].world.device.type == "cuda" and runs[0].world.size == 1 and not runs[0].own:
+    """On a GPU one graph, and users' own models beside it; else, and where processes share a run, in turn."""
+    graphs = {run.world.device.type == "cuda" and run.world.size == 1 and not run.own for run in runs}
+    if graphs == {True}:
         return OneGraph(runs, capture_scores=images_on_device)
-    return InTurn(runs)
+    return BesideGraph(runs, capture_scores=images_on_device) if True in graphs else InTurn(runs)
 
 
 class Observer(Protocol):
