@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,11 +17,19 @@ from skipinit.config import ModelConfig, TrainConfig
 from skipinit.nets.describe import describe
 from skipinit.paper import costs
 from skipinit.paper.cells import grid_of, plan_cells
-from skipinit.paper.costs import count_trials, count_work, ends_at_once, estimate_costs, measure_step
+from skipinit.paper.costs import (
+    count_trials,
+    count_work,
+    ends_at_once,
+    estimate_costs,
+    estimate_step,
+    measure_step,
+)
 from skipinit.paper.exhibits import EXHIBITS, Exhibit
 from skipinit.paper.presets import PRESETS
 
 CPU = torch.device("cpu")
+RESULTS = Path(__file__).parents[2] / "results"
 
 
 @pytest.mark.parametrize(
@@ -64,6 +74,33 @@ def test_costs_are_those_of_the_trials(monkeypatch: pytest.MonkeyPatch) -> None:
         assert max(alone) < found["all"][preset] <= sum(alone)
     shared = found["figure6"]["reduced"]  # read from the trials of Figure 4
     assert found["all"]["reduced"] <= sum(found[name]["reduced"] for name in EXHIBITS) - shared
+
+
+H200_STEP = 5.45e-3
+"""Seconds of the timed step on an idle H200."""
+
+
+def test_steps_in_packs_are_estimated_within_a_factor_of_two() -> None:
+    """Against measured packs, all others of which are smaller."""
+    rows = json.loads((RESULTS / "sweep-speed.json").read_text())["rows"]
+    packs = {"wrn16_2": 8, "wrn28_10": 2, "wrn100_2": 4, "wrn1000_2": 4}
+    measured = {
+        (row["network"], row["scheme"]): row["ms_per_step"] / 1e3 / packs[row["network"]]
+        for row in rows
+        if row["way"] == f"pack of {packs[row['network']]}"
+    }
+    assert len(measured) == 8
+    for (network, scheme), seconds in measured.items():
+        config = TrainConfig(ModelConfig(network, scheme), "cifar10", lr=0.1, batch_size=64, epochs=1)
+        assert 0.5 < estimate_step(config, H200_STEP, "cuda") / seconds < 2
+
+
+def test_everything_reduced_takes_an_h200_three_hours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(costs, "usable_cores", lambda: 16)
+    found = estimate_costs(torch.device("cuda"), lambda precision: H200_STEP)
+    assert 2 * 3600 < found["all"]["reduced"] < 3 * 3600
+    # Tables 2 and 7 read ImageNet a dozen times, faster than 16 cores decode it: 3650 photographs a second.
+    assert found["table2"]["reduced"] == pytest.approx(8 * (1_281_167 + 50_000) / 3650, rel=0.01)
 
 
 def test_runs_that_explode_at_once_take_no_time() -> None:

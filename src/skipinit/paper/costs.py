@@ -3,6 +3,7 @@
 A convolution takes a fixed time, and one in proportion to its examples, its pixels and the square of its
 width. So a step of one small network is timed and stands for all others: a deeper one has more such blocks; a
 wider one, or one on larger images, counts as a larger batch. That some schemes are slower is left out.
+Photographs are also decoded, which takes longer than to train on them where the device is fast.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from ..config import ModelConfig, Precision, TrainConfig
 from ..data.catalog import describe
 from ..nets.architectures import find_architecture
 from ..nets.create import build
+from ..provenance import usable_cores
 from ..sweeping.forecast import Step, epoch_seconds, fastest
 from ..sweeping.workers import workers_at_once
 from ..training.world import open_device
@@ -37,18 +39,27 @@ _ROUNDS = 5
 """Of timing the step, the fastest of which counts: other work on the machine makes single ones slow."""
 
 
+_DECODED = 228
+"""Photographs that a core decodes in a second (results/imagenet-pipeline.json)."""
+
+
 class Timed(NamedTuple):
-    """What is timed, and how many examples would take the time that does not depend on them."""
+    """What is timed."""
 
     network: str
     data: str
     batch: int
     fixed: int
+    """Examples that would take the time that does not depend on them."""
+    trained: float
+    """Time of the same step of a trial, where this one takes 1."""
 
 
 # Images as small as digits would leave a GPU idle. `fixed` was measured on an AVX2 core at batches of 2, 32
-# and 128, which it fits within 5 %, and on an H200 in bfloat16 (results/train-speed.json).
-_TIMED = {"cpu": Timed("wrn28_1", "digits", 32, 26), "cuda": Timed("wrn28_2", "cifar10", 512, 128)}
+# and 128, which it fits within 5 %, and on an H200 in bfloat16 (results/train-speed.json). There trials are
+# compiled and step in packs, which the timed one is not and does not: four networks with SkipInit and with
+# batch norm take 0.24 to 0.51 of its time (results/sweep-speed.json), 0.36 by the geometric mean.
+_TIMED = {"cpu": Timed("wrn28_1", "digits", 32, 26, 1.0), "cuda": Timed("wrn28_2", "cifar10", 512, 128, 0.36)}
 
 Measure = Callable[[Precision], float]
 """Seconds of a training step of the timed network."""
@@ -65,16 +76,13 @@ def estimate_costs(device: torch.device, measure: Measure | None = None) -> dict
     """
     timed = cache(measure or (lambda precision: measure_step(precision, device)))
     at_once = workers_at_once() if device.type == "cpu" else 1
-    _, _, timed_batch, fixed = _TIMED[device.type]
 
     @cache
     def epoch(config: TrainConfig) -> float:
         # The CPU computes in float32 alone.
         precision = config.precision if device.type == "cuda" else "float32"
-        blocks, batch = count_work(config, device.type)
-        return epoch_seconds(
-            config, Step(timed(precision) * blocks * (fixed + batch) / (fixed + timed_batch))
-        )
+        step = Step(estimate_step(config, timed(precision), device.type))
+        return max(epoch_seconds(config, step), decoding_seconds(config.data))
 
     def cost(exhibits: Iterable[Exhibit], preset: Preset) -> float:
         planned = [cell for exhibit in exhibits for cell in plan_cells(exhibit, preset)]
@@ -109,7 +117,7 @@ def count_trials(planned: Iterable[ExhibitCell]) -> dict[TrainConfig, int]:
 
 def count_work(config: TrainConfig, kind: str) -> tuple[float, float]:
     """How many times the blocks of the timed network it has, and which batch of that is as much work."""
-    name, data, _, _ = _TIMED[kind]
+    name, data, *_ = _TIMED[kind]
     timed, own = find_architecture(name), find_architecture(config.model.name)
     side = describe(config.data).shape[1]
     if own.family != "wide-resnet":
@@ -119,9 +127,22 @@ def count_work(config: TrainConfig, kind: str) -> tuple[float, float]:
     return own.num_blocks / timed.num_blocks, work * config.batch_size
 
 
+def estimate_step(config: TrainConfig, timed: float, kind: str) -> float:
+    """Seconds of a trial's training step where the timed one takes so many."""
+    _, _, timed_batch, fixed, trained = _TIMED[kind]
+    blocks, batch = count_work(config, kind)
+    return trained * timed * blocks * (fixed + batch) / (fixed + timed_batch)
+
+
+def decoding_seconds(data: str) -> float:
+    """What the images of an epoch take to be read by all cores."""
+    found = describe(data)
+    return 0.0 if found.in_memory else (found.train_size + found.test_size) / (_DECODED * usable_cores())
+
+
 def measure_step(precision: Precision, device: torch.device) -> float:
     """Forward and backward pass alone: an optimizer imports torch's compiler, which takes a second."""
-    name, data, batch, _ = _TIMED[device.type]
+    name, data, batch, *_ = _TIMED[device.type]
     on_gpu, shape = device.type == "cuda", describe(data).shape
     layout = torch.channels_last if on_gpu else torch.contiguous_format
     model = build(ModelConfig(name, "skipinit", in_channels=shape[0], num_classes=10), seed=0).to(device)
