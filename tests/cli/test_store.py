@@ -49,6 +49,19 @@ def command(*arguments: str) -> None:
     app.cli(args=list(arguments), config=(tyro.conf.FlagCreatePairsOff,))
 
 
+def test_failed_trials_say_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with open_writer(tmp_path) as writer:
+        writer.add(GRID.trials)
+        for number, config in enumerate(GRID.trials[:9]):
+            reason = "out of\tmemory" if number > 6 else f"reason {number}"
+            writer.start(identity(config), HERE, 10)
+            writer.fail(identity(config), reason, "Traceback", seconds=1.0)
+    said = ["2 failed: out of\\tmemory", *(f"1 failed: reason {n}" for n in range(4))]
+    for verb in ("status", "results"):
+        command(verb, str(tmp_path))
+        assert capsys.readouterr().out.splitlines()[-6:] == [*said, "and 3 other reasons; see --json"]
+
+
 def accuracy(lr: float, seed: int) -> float:
     return 90.0 + math.log2(lr) * (1 if lr < 0.5 else 2) + seed
 

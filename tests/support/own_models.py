@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 from torch import Tensor, nn
 
@@ -91,6 +93,12 @@ def dictionary() -> nn.Module:
             return {"logits": super().forward(x)}
 
     return Named()
+
+
+def scripted() -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch would rather have it exported
+        return torch.jit.trace(SmallNet(), torch.zeros(1, 1, 8, 8))
 
 
 def frozen() -> nn.Module:

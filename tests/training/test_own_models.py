@@ -264,6 +264,7 @@ def test_on_a_gpu_they_step_in_turn_and_take_its_batches(
 REFUSED = {
     "returns a dict; it must return logits (N, 3)": "support.own_models:dictionary",
     "for 2 images its model returns (2, 2); it must return logits (N, 3)": "support.own_models:two_classes",
+    "its model is scripted; it must be the Python module": "support.own_models:scripted",
     "its model has no parameter that can be trained": "support.own_models:frozen",
     "_extra_state of its state is no tensor": "support.own_models:stateful",
     "is a SmallNet; it must be a function that returns a model": "support.own_models:module",
@@ -275,12 +276,14 @@ REFUSED = {
 }
 
 
+@pytest.mark.parametrize("verb", ["train", "sweep"])
 @pytest.mark.parametrize("message", REFUSED)
 def test_models_that_cannot_be_trained_are_refused_and_leave_nothing(
-    data: str, tmp_path: Path, message: str, capsys: pytest.CaptureFixture[str]
+    data: str, tmp_path: Path, message: str, verb: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run"
-    assert main(["train", REFUSED[message], "--data", data, "--out", str(out), "--device", "cpu"]) == 2
+    arguments = [verb, REFUSED[message], "--data", data, "--out", str(out), "--device", "cpu", "--lr", "0.1"]
+    assert main(arguments) == 2
     said = capsys.readouterr().err
     assert message in said
     assert said.count("\n") == 1

@@ -7,7 +7,7 @@ import json
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -37,6 +37,7 @@ File = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
 Rows = Annotated[Literal["trials", "cells"] | None, given("{trials,cells}")]
 
 _ROWS_SHOWN = 20
+_REASONS_SHOWN = 5
 _MOST_TRIALS = 1000
 """That `results` lists without being asked to: more would bury the cells."""
 
@@ -83,7 +84,7 @@ def results(
     """
     trim = Trim.asked(best, of)
     with open_store(folder) as store:
-        trials = store.trials()
+        trials, failures = store.trials(), store.failure_reasons()
     too_many = rows is None and not json_ and not csv_ and len(trials) > _MOST_TRIALS
     by_trial = [] if rows == "cells" or too_many else [trial_row(trial) for trial in trials]
     by_cell = [] if rows == "trials" else [cell_row(cell) for cell in cells(trials, trim)]
@@ -98,6 +99,15 @@ def results(
             _print_trials(by_trial)
         if rows != "trials":
             _print_cells(by_cell)
+        for line in failure_lines(failures):
+            print(line)
+
+
+def failure_lines(failures: Mapping[str, int]) -> list[str]:
+    """Why trials raised, a line for each reason."""
+    lines = [f"{count} failed: {printable(reason)}" for reason, count in failures.items()]
+    more = lines[_REASONS_SHOWN:]
+    return lines[:_REASONS_SHOWN] + ([f"and {len(more)} other reasons; see --json"] if more else [])
 
 
 def merge(target: Annotated[Folder, tyro.conf.arg(metavar="INTO")], sources: Folders) -> None:
@@ -161,6 +171,7 @@ def _progress_view(seen: Progress) -> Group:
         f"{seen.trials} trials: {counts or 'none'}",
         f"{seen.epochs_done:,} of {seen.epochs_total:,} epochs ({share:.0%}){left}",
         f"written by {seen.writer}" if seen.writer else "nobody is writing",
+        *failure_lines(seen.failures),
     ]
     table = Table("model", "scheme", "lr", "seed", "epoch", "test accuracy", box=None, pad_edge=False)
     for trial in seen.running[:_ROWS_SHOWN]:

@@ -66,12 +66,17 @@ def sweep(
         _show_plan(grid, out, device, pack_size, json_)
         return 0
     from ..sweeping.engine import run_sweep
+    from ..sweeping.store import open_store
+    from .store import failure_lines
 
     outcome = run_sweep(grid, out, device=device, engine=engine, pack_size=pack_size, time_limit=seconds)
     if json_:
         print(json.dumps(asdict(outcome)))
     else:
         print(f"{outcome.results} results, {outcome.failures} failures, {outcome.left} left; in {out}")
+        if outcome.failures:
+            with open_store(out) as store:
+                print(*failure_lines(store.failure_reasons()), sep="\n")
     if outcome.failures:
         return FAILED_TRIALS
     return INTERRUPTED if outcome.left and time_limit is None else 0

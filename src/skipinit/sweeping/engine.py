@@ -12,9 +12,12 @@ from pathlib import Path
 import torch
 
 from ..config import TrainConfig
+from ..data.catalog import describe
 from ..errors import ConfigError, need, system_errors_explained, unknown_name
+from ..nets.own import is_own
 from ..training.checkpoint import Checkpoints
 from ..training.control import Stop, steps_bar, stopped_by_signals
+from ..training.own_models import make_own
 from ..training.protocol import identity, settle
 from ..training.records import Emit
 from ..training.sources import open_data
@@ -133,7 +136,7 @@ def run_sweep(
     with ExitStack() as stack:
         train = stack.enter_context(_open_engine(engine, device))
         if engine == "local":
-            _require_data(wanted, out)
+            _require(wanted, out)
         writer = stack.enter_context(open_writer(out))
         stack.enter_context(stopped_by_signals(stop))
         owing = _owing(wanted, writer)
@@ -153,14 +156,17 @@ def _owing(wanted: Mapping[str, TrainConfig], store: Store) -> list[TrainConfig]
     return [config for id, config in wanted.items() if states.get(id) not in ("finished", "diverged")]
 
 
-def _require_data(wanted: Mapping[str, TrainConfig], out: Path) -> None:
-    """Fetch what is missing once, or say how to get it, before a trial is written down."""
+def _require(wanted: Mapping[str, TrainConfig], out: Path) -> None:
+    """Fetch missing data once and try users' own models, before a trial is written down."""
     owing = list(wanted.values())
     if (out / FILE).is_file():
         with open_store(out) as store:
             owing = _owing(wanted, store)
     for name in dict.fromkeys(config.data for config in owing):
         open_data(name, torch.device("cpu"))
+    own = {(c.model.name, c.data, c.convert): c for c in owing if is_own(c.model.name)}
+    for config in own.values():
+        make_own(config, describe(config.data).shape)
 
 
 def _open_engine(name: str, device: str) -> AbstractContextManager[Engine]:

@@ -290,6 +290,8 @@ class Progress:
     """At the pace since the writer began; None while nobody writes or nothing was done yet."""
     writer: Holder | None
     running: tuple[Trial, ...]
+    failures: dict[str, int]
+    """Trials that raised, by the reason; the most frequent first."""
 
     @property
     def trials(self) -> int:
@@ -314,4 +316,6 @@ def progress(store: Store, now: datetime | None = None) -> Progress:
     recent = done - meta["session_epochs"]
     known = writer and recent > 0 and elapsed > 0  # a clock can be set back
     left = (total - done) * elapsed / recent if known else None
-    return Progress(counts, done, total, left, writer, tuple(store.trials("running")))
+    return Progress(
+        counts, done, total, left, writer, tuple(store.trials("running")), store.failure_reasons()
+    )

@@ -56,6 +56,7 @@ SELECT step, blocks, checksum IS {CHECKSUM_OF_MEASUREMENT}
 FROM measurements WHERE trial = (SELECT key FROM trials WHERE id = ?) ORDER BY step
 """
 _SELECT_STATES = f"SELECT id, state, checksum IS {CHECKSUM_OF_TRIAL} FROM trials"
+_REASONS = "SELECT reason, count(*) FROM trials WHERE state = 'failed' GROUP BY reason ORDER BY 2 DESC, 1"
 _TALLY = """
 SELECT state, count(*), sum(epochs),
        sum(CASE WHEN state IN ('pending', 'running')
@@ -124,6 +125,11 @@ class Store:
         self.states()  # a damaged config is named before SQLite reads it
         with explained(self.path):
             return {state: Tally(*numbers) for state, *numbers in self._connection.execute(_TALLY)}
+
+    def failure_reasons(self) -> dict[str, int]:
+        """Why trials raised, and how many did for each reason; the most frequent first."""
+        with explained(self.path):
+            return dict(self._connection.execute(_REASONS).fetchall())
 
     def trial(self, id: str) -> Trial | None:
         """The trial of that identity, if the store has it."""

@@ -27,26 +27,35 @@ def build_own(config: TrainConfig, shape: tuple[int, int, int]) -> nn.Module:
 
     The factory draws from torch's generator, which stands at the run's seed and is put back afterwards.
     """
-    path, seed = config.model.name, mix("weights", config.seed)
-    factory = load_factory(path)  # before the seed: the first import of a module may draw, too
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        model = factory()
-        if model in _TAKEN:
-            raise ConfigError(f"{path}() returned the model of another run; it must make a new one each time")
-        _TAKEN.add(model)
-        _check_classifier(model, path, shape, config.model.num_classes or 1)
-    if config.convert is not None:
-        from ..converting.convert import convert  # torch's compiler comes with it, which takes a second
-
-        model = convert(model, (_EXAMPLES, *shape), scheme=config.convert, seed=seed).model
+    model = make_own(config, shape)
+    if model in _TAKEN:
+        path = config.model.name
+        raise ConfigError(f"{path}() returned the model of another run; it must make a new one each time")
+    _TAKEN.add(model)
     # A GPU's batches are channels last, which `view` in a forward need not be able to take.
     model.register_forward_pre_hook(lambda _, images: (contiguous(images[0]),))
     return model.train()
 
 
+def make_own(config: TrainConfig, shape: tuple[int, int, int]) -> nn.Module:
+    """What the factory makes, converted if asked for; raises where no run can be made of it."""
+    path, seed = config.model.name, mix("weights", config.seed)
+    factory = load_factory(path)  # before the seed: the first import of a module may draw, too
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        model = factory()
+        _check_classifier(model, path, shape, config.model.num_classes or 1)
+    if config.convert is None:
+        return model
+    from ..converting.convert import convert  # torch's compiler comes with it, which takes a second
+
+    return convert(model, (_EXAMPLES, *shape), scheme=config.convert, seed=seed).model
+
+
 def _check_classifier(model: nn.Module, path: str, shape: tuple[int, int, int], classes: int) -> None:
     """Refuse what would end in an error of torch's a step later, or could not be kept in a checkpoint."""
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ConfigError(f"{path}: its model is scripted; it must be the Python module")
     try:
         with torch.no_grad():
             logits = model.eval()(torch.zeros(2, *shape))
