@@ -66,6 +66,11 @@ def test_extras_are_those_of_the_project(extra: str) -> None:
     assert named == {DISTRIBUTIONS.get(module, module) for module in EXTRAS[extra]}
 
 
+def test_the_install_page_has_every_extra() -> None:
+    table = re.findall(r"^\| (`.*?`) \|", (ROOT / "docs" / "install.md").read_text(), re.MULTILINE)
+    assert set(re.findall(r"`(\w+)`", " ".join(table))) == set(PROJECT["optional-dependencies"])
+
+
 def test_the_library_works_without_the_laboratory(tmp_path: Path) -> None:
     command = [sys.executable, "-c", WITHOUT_LAB, str(tmp_path / "converted")]
     done = subprocess.run(command, cwd=ROOT / "tests", capture_output=True, text=True, timeout=120)

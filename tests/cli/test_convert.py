@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -100,3 +102,27 @@ def test_an_earlier_conversion_is_replaced_only_if_asked(capsys):
     assert Path("made", "model.safetensors").read_bytes() == before
     assert run(*command, "--seed", "1", "--force") == 0
     assert Path("made", "model.safetensors").read_bytes() != before
+
+
+def test_warnings_are_one_line_without_our_source():
+    Path("mine.py").write_text(
+        """from torch import nn
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.map, self.idle = nn.LayerNorm(4), nn.Linear(4, 4), nn.LayerNorm(4)
+
+    def forward(self, x):
+        return x + self.map(self.norm(x))
+
+def net():
+    return nn.Sequential(Block(), nn.Linear(4, 2))
+"""
+    )
+    command = [sys.executable, "-m", "skipinit", "convert", "mine:net", "--input", "8x4", "--out", "made"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0
+    warning, wrote = done.stderr.splitlines()
+    assert warning.startswith("skipinit: left as they were: 0.idle (not reached by the inputs)")
+    assert wrote == "wrote made"

@@ -7,8 +7,10 @@ import os
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 from .. import __version__
 from ..errors import SkipinitError, system_errors_explained
@@ -33,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         from .app import run  # inside: who interrupts while it loads gets one line, too
 
-        with system_errors_explained(), _no_interrupt_lost():
+        with system_errors_explained(), _no_interrupt_lost(), _warnings_of_one_line():
             code = run(arguments or ["--help"])
             sys.stdout.flush()  # a full disk is met here, not after the exit code is decided
             return code
@@ -50,6 +52,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError:  # what is left in the buffer has nowhere to go
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return code
+
+
+@contextmanager
+def _warnings_of_one_line() -> Iterator[None]:
+    """Our own warnings without the line of our source that a call from Python would want."""
+    before = warnings.formatwarning
+
+    def format_warning(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+    ) -> str:
+        if Path(filename).is_relative_to(Path(__file__).parents[1]):
+            return f"skipinit: {message}\n"
+        return before(message, category, filename, lineno, line)
+
+    warnings.formatwarning = format_warning
+    try:
+        yield
+    finally:
+        warnings.formatwarning = before
 
 
 @contextmanager
