@@ -31,7 +31,9 @@ def _takes_l2(parameter: nn.Parameter) -> bool:
 
 
 @pytest.mark.parametrize("scheme", ["batchnorm", "regularized-skipinit", "fixup"])
-@pytest.mark.parametrize(("momentum", "dampening"), [(0.9, 0.0), (0.9, 0.9), (0.5, 0.25), (0.0, 0.0)])
+@pytest.mark.parametrize(
+    ("momentum", "dampening"), [(0.9, 0.0), (0.9, 0.9), (0.5, 0.25), (0.0, 0.0), (0.0, 0.9)]
+)
 def test_twelve_steps_equal_the_equations_in_float64(scheme: str, momentum: float, dampening: float) -> None:
     config = _config(scheme, momentum, dampening)
     model = build(config.model, seed=1)

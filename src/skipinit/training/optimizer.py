@@ -60,7 +60,8 @@ def make_optimizer(model: nn.Module, config: TrainConfig, lr: Tensor) -> torch.o
 
     `lr` is a tensor on the model's device: it changes between steps without a new captured graph. torch
     would start v at the first gradient undamped, ten times too large at dampening 0.9; momentum
-    buffers that exist and are zero make its first step like all others.
+    buffers that exist and are zero make its first step like all others. Without momentum it has no v, and
+    would damp nothing: there the rate takes the factor.
     """
     decayed = l2_parameters(model)
     rest = [parameter for name, parameter in model.named_parameters() if name not in decayed]
@@ -78,6 +79,13 @@ def make_optimizer(model: nn.Module, config: TrainConfig, lr: Tensor) -> torch.o
     if config.momentum:
         for parameter in model.parameters():
             optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    elif config.dampening:
+
+        def damp(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+            for group in optimizer.param_groups:
+                group["lr"] = lr * (1 - config.dampening)
+
+        optimizer.register_step_pre_hook(damp)
     return optimizer
 
 
