@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ import torch
 from skipinit.config import ModelConfig, TrainConfig
 from skipinit.errors import ConfigError
 from skipinit.training.control import Stop
-from skipinit.training.loop import train_together
+from skipinit.training.loop import OneGraph, train_together
 from skipinit.training.records import EpochRecord
 from skipinit.training.run import Run
 from skipinit.training.sources import open_data
@@ -109,6 +111,29 @@ def test_the_step_of_divergence_is_the_first_non_finite_loss() -> None:
         steps += 1
     assert listener.broke == {0: steps - 1}
     assert run.records == []
+
+
+def test_a_rehearsal_of_more_steps_than_are_left_raises_nothing_and_leaves_no_trace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What a GPU does before it captures a graph, with streams of the CPU: there are none."""
+    for name in ("Stream", "current_stream", "graph_pool_handle"):
+        monkeypatch.setattr(torch.cuda, name, mock.MagicMock())
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    config = replace(_config("regularized-skipinit"), batch_size=512, epochs=1)
+    data = open_data("digits", _WORLD.device)
+    rehearsed, plain = (Run(config, data.source(config, _WORLD), _WORLD, 1024) for _ in range(2))
+    assert plain.total_steps == 2
+    for run in (rehearsed, plain):
+        run.source.begin(0, 0)
+        run.train_step()
+    OneGraph([rehearsed], capture_scores=False)._warm_up(lambda run: run.train_step())
+    _assert_bit_equal(rehearsed, plain)
+    for run in (rehearsed, plain):
+        run.train_step()
+    _assert_bit_equal(rehearsed, plain)
+    for _ in range(20):  # as the speed of a pack is measured
+        rehearsed.train_step()
 
 
 @pytest.mark.parametrize(

@@ -276,9 +276,12 @@ def _mean_loss(logits: Tensor, labels: Tensor, batch_size: int) -> Tensor:
 
 
 def _count(loss: Tensor, step: Tensor, losses: Tensor, lr: Tensor, rates: Tensor) -> None:
-    """Keep the step's loss and set its learning rate; the step is then counted as taken."""
+    """Keep the step's loss and set its learning rate; the step is then counted as taken.
+
+    A graph is warmed up, and a pack measured, by steps that may lie beyond the last: the tables go round.
+    """
     losses.index_copy_(0, step.view(1) % len(losses), loss.view(1))
-    lr.copy_(rates.index_select(0, step.view(1)).squeeze())
+    lr.copy_(rates.index_select(0, step.view(1) % len(rates)).squeeze())
     step += 1
 
 
