@@ -165,6 +165,15 @@ def test_what_is_in_memory_becomes_a_file_named_by_its_content(
     assert keep_arrays(*_in_memory(form, arrays)) != name
 
 
+def test_pictures_with_a_palette_are_their_colours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SKIPINIT_DATA", str(tmp_path))
+    colours = [Image.new("RGB", (8, 8), colour) for colour in ((10, 20, 30), (200, 100, 0))]
+    palettes = [picture.convert("P", palette=Image.Palette.ADAPTIVE) for picture in colours]
+    assert not np.asarray(palettes[1]).any(), "the index of its only colour"
+    plain, indexed = (_Dataset(pictures, [0, 1]) for pictures in (colours, palettes))
+    assert keep_arrays(indexed, indexed) == keep_arrays(plain, plain)
+
+
 def test_what_in_memory_cannot_be_data_is_refused_and_nothing_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

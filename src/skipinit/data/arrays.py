@@ -93,7 +93,7 @@ def _split(split: Any, part: str) -> tuple[NDArray[Any], NDArray[Any]]:
 
 def _array(value: Any) -> NDArray[Any]:
     if hasattr(value, "getbands"):  # a picture of PIL has its channels last
-        pixels = np.asarray(value)
+        pixels = np.asarray(value.convert("RGB") if value.mode in ("P", "PA") else value)  # not its indices
         return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
     return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
 
