@@ -189,6 +189,23 @@ def test_other_colour_modes_become_rgb(mode, tmp_path):
     assert np.array_equal(found, np.asarray(whole))
 
 
+def test_sixteen_bits_of_grey_look_like_eight(tmp_path):
+    grey = np.asarray(photograph(300, 280).convert("L"))
+    Image.fromarray(grey).save(tmp_path / "8.png")
+    Image.fromarray(grey * np.uint16(257)).save(tmp_path / "16.png")  # 255 becomes 65535
+    found, expected = (read_image(tmp_path / name, 0, CentreCrop()) for name in ("16.png", "8.png"))
+    assert np.array_equal(found, expected)
+
+
+@pytest.mark.parametrize("mode", ["I", "F"])
+def test_grey_of_no_known_range_is_refused_with_its_path(mode, tmp_path):
+    path = tmp_path / "measured.png"
+    photograph(300, 280).convert(mode).save(path, "TIFF")
+    with pytest.raises(DataError) as caught:
+        read_image(path, 0, CentreCrop())
+    assert str(caught.value).startswith(f"{path}: not a readable image (its pixels are of mode {mode}, ")
+
+
 def test_batches_come_in_the_order_asked_for_whatever_the_workers(root):
     train = open_folder(str(root)).train
     rows = [[8, 0, 3], [1, 1], [7], [2, 4, 5, 6]]

@@ -187,9 +187,19 @@ def _show(photograph: Image.Image, crop: Crop) -> Image.Image:
     drafted = photograph.draft("RGB", least)
     shrink = drafted[1][2] / width if drafted else 1.0
     box = (crop.left * shrink, crop.top * shrink, crop.right * shrink, crop.bottom * shrink)
-    rgb = photograph if photograph.mode == "RGB" else photograph.convert("RGB")
-    shown = rgb.resize((SIZE, SIZE), Image.Resampling.BILINEAR, box=box)
+    shown = _colours(photograph).resize((SIZE, SIZE), Image.Resampling.BILINEAR, box=box)
     return shown.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if crop.flip else shown
+
+
+def _colours(photograph: Image.Image) -> Image.Image:
+    """A photograph in RGB; of 16 bits of grey the upper 8, as Pillow itself takes them of colours."""
+    mode = photograph.mode
+    # Pillow would clip more than 8 bits. A PNG has 16 at most, which older versions of it widen to 32.
+    if mode.startswith("I;16") or (mode == "I" and photograph.format == "PNG"):
+        photograph = Image.fromarray((np.asarray(photograph) >> 8).astype(np.uint8))
+    elif mode in ("I", "F"):
+        raise ValueError(f"its pixels are of mode {mode}, whose range is not known")
+    return photograph if photograph.mode == "RGB" else photograph.convert("RGB")
 
 
 Batch = tuple[Tensor, Tensor]
