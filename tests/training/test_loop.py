@@ -169,6 +169,36 @@ def test_one_step_leaves_the_same_weights_and_running_averages_however_it_is_spl
             np.testing.assert_allclose(split[name], tensor, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
+def _sizes_scored(limit: int, **options: Any) -> set[int]:
+    """How many examples the network sees at once in evaluation."""
+    config = replace(_config("batchnorm", **options), epochs=1, clean_train_loss=True)
+    data = open_data("digits", _WORLD.device)
+    run = Run(config, data.source(config, _WORLD), _WORLD, limit)
+    sizes: set[int] = set()
+    run.model.register_forward_pre_hook(
+        lambda model, inputs: None if model.training else sizes.add(len(inputs[0]))
+    )
+    train_together([run], data, _Listener(), Stop())
+    assert len(run.records) == 1
+    return sizes
+
+
+def test_a_micro_batch_bounds_what_is_scored_at_once_but_not_a_test_batch_with_statistics() -> None:
+    assert max(_sizes_scored(50, ghost_batch=32)) == 50
+    assert _sizes_scored(50, batch_statistics_at_test=True) == {355, 1442}
+
+
+def test_the_score_is_the_same_however_it_is_split() -> None:
+    data = open_data("digits", _WORLD.device)
+    config = _config("skipinit")
+    scores = []
+    for limit in (1024, 100, 1):
+        run = Run(config, data.source(config, _WORLD), _WORLD, limit)
+        run.model.eval()
+        scores.append(data.score_test(run).tolist())
+    np.testing.assert_allclose(scores, [scores[0]] * 3, rtol=1e-6)
+
+
 def test_a_micro_batch_holds_whole_ghosts() -> None:
     data = open_data("digits", _WORLD.device)
 

@@ -21,6 +21,11 @@ def ghost_of(norm: _BatchNorm) -> int | None:
     return norm.ghost_batch if isinstance(norm, GhostBatchNorm2d) else None
 
 
+def by_batch_at_test(norm: _BatchNorm) -> bool:
+    """Whether a test batch is normalized by its own statistics: by choice, or for want of averages."""
+    return norm.running_mean is None or getattr(norm, "batch_statistics_at_test", False)
+
+
 def share_statistics(model: nn.Module, world: World) -> None:
     """Let the whole batch of a batch norm be that of all processes together.
 

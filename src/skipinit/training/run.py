@@ -22,7 +22,7 @@ from ..nets.create import build
 from ..nets.layers import Dropout
 from ..nets.own import is_own
 from ..probing.history import Measurement
-from .batch_statistics import RunningStatistics, ghost_of, share_statistics
+from .batch_statistics import RunningStatistics, by_batch_at_test, ghost_of, share_statistics
 from .control import say_once
 from .optimizer import learning_rates, make_optimizer, momentum_buffers
 from .own_models import build_own, drawing_from
@@ -51,7 +51,11 @@ class Run:
             if self.own
             else build(config.model, seed=mix("weights", config.seed))
         )
+        self.at_once = micro_batch
+        """Examples on the device, at most, where no batch statistics need more."""
         self.micro_batch = _fit_micro_batch(self.model, config, world, micro_batch)
+        self.scores_by_batch = any(map(by_batch_at_test, _batch_norms(self.model)))
+        """Whether what the network makes of a test image depends on the others of its batch."""
         layout = torch.preserve_format if self.own else world.memory_format
         self.model.to(device, memory_format=layout)  # type: ignore[call-overload]
         self.network: nn.Module = self.model
@@ -285,13 +289,16 @@ def _count(loss: Tensor, step: Tensor, losses: Tensor, lr: Tensor, rates: Tensor
     step += 1
 
 
+def _batch_norms(model: nn.Module) -> list[_BatchNorm]:
+    return [module for module in model.modules() if isinstance(module, _BatchNorm)]
+
+
 def _fit_micro_batch(model: nn.Module, config: TrainConfig, world: World, limit: int) -> int:
     """The largest number of whole ghosts of at most `limit` examples; the last micro-batch may have fewer."""
     if config.batch_size % world.size:
         raise ConfigError(f"{world.size} processes cannot share a batch of {config.batch_size} evenly")
     local = config.batch_size // world.size
-    norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
-    unit = max((ghost_of(norm) or local for norm in norms), default=1)
+    unit = max((ghost_of(norm) or local for norm in _batch_norms(model)), default=1)
     if local % unit:
         raise ConfigError(f"ghost_batch {unit} does not divide the {local} examples of each process")
     return min(max(limit // unit, 1) * unit, local)

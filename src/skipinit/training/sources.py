@@ -7,7 +7,7 @@ part of each batch. A score is the summed cross entropy over a split and the num
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -25,8 +25,9 @@ from .world import World
 if TYPE_CHECKING:
     from .run import Run
 
-_SCORED_AT_ONCE = 2000
-_DECODED_AT_ONCE = 100
+_TEST_BATCH = 2000
+_TEST_PHOTOGRAPHS = 100
+"""Examples scored at once, at most; whatever the memory, where batch statistics are of a test batch."""
 
 
 def open_data(name: str, device: torch.device) -> Data:
@@ -57,7 +58,7 @@ class DeviceImages:
         return self._score(run, self.images.train_images, self.images.train_labels)
 
     def _score(self, run: Run, images: Tensor, labels: Tensor) -> Tensor:
-        mine = (run.world.share(tensor).split(_SCORED_AT_ONCE) for tensor in (images, labels))
+        mine = (_test_batches(run, tensor, _TEST_BATCH) for tensor in (images, labels))
         return _score(run, zip(*mine, strict=True))
 
 
@@ -83,8 +84,15 @@ class Photographs:
         return self._score(run, self.folder.train)
 
     def _score(self, run: Run, split: Split) -> Tensor:
-        rows = run.world.share(torch.arange(len(split))).split(_DECODED_AT_ONCE)
+        rows = _test_batches(run, torch.arange(len(split)), _TEST_PHOTOGRAPHS)
         return _score(run, folder_batches(split, [row.tolist() for row in rows], CentreCrop()))
+
+
+def _test_batches(run: Run, split: Tensor, most: int) -> Sequence[Tensor]:
+    """This process's part of a split, as it is scored: no more at once than the run may have."""
+    most = most if run.scores_by_batch else min(most, run.at_once)
+    batches: Sequence[Tensor] = run.world.share(split).split(most)
+    return batches
 
 
 @torch.no_grad()
