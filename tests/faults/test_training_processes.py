@@ -81,9 +81,14 @@ def _assert_same_numbers(out: Path, reference: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("scheme", "options"), [("batchnorm", {"ghost_batch": 32}), ("regularized-skipinit", {})]
+    ("scheme", "options"),
+    [
+        ("batchnorm", {"ghost_batch": 32}),
+        ("batchnorm", {"ghost_batch": 32, "batch_statistics_at_test": True}),
+        ("regularized-skipinit", {}),
+    ],
 )
-def test_two_processes_have_the_numbers_of_one(tmp_path: Path, scheme: str, options: dict[str, int]) -> None:
+def test_two_processes_have_the_numbers_of_one(tmp_path: Path, scheme: str, options: dict[str, Any]) -> None:
     config = _config(scheme, **options)
     assert _train(config, tmp_path / "two") == [0, 0]
     assert _train(config, tmp_path / "one", size=1) == [0]
@@ -113,6 +118,21 @@ def test_all_that_a_step_changes_is_as_in_one_process(tmp_path: Path, model: Mod
     assert two["step"] == one["step"] == 1
     for name in tensors(two).keys() - {"losses"}:
         np.testing.assert_allclose(tensors(two)[name], tensors(one)[name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        ModelConfig("wrn10_1", num_classes=10, in_channels=1, batch_statistics_at_test=True),
+        ModelConfig("support.own_models:without_averages", "own", num_classes=10, in_channels=1),
+    ],
+    ids=["by choice", "for want of averages"],
+)
+def test_the_statistics_of_a_test_batch_are_those_of_one_process(tmp_path: Path, model: ModelConfig) -> None:
+    config = replace(_config("batchnorm", epochs=1), model=model)
+    assert _train(config, tmp_path / "two") == [0, 0]
+    assert _train(config, tmp_path / "one", size=1) == [0]
+    _assert_same_numbers(tmp_path / "two", tmp_path / "one")
 
 
 def test_stopped_within_an_epoch_two_processes_go_on_as_if_nothing_had_been(tmp_path: Path) -> None:

@@ -13,12 +13,15 @@ import pytest
 import torch
 
 from skipinit.config import ModelConfig, TrainConfig
+from skipinit.data.augment import standardize
+from skipinit.data.catalog import describe
+from skipinit.data.images import ImageSet
 from skipinit.errors import ConfigError
 from skipinit.training.control import Stop
 from skipinit.training.loop import OneGraph, train_together
 from skipinit.training.records import EpochRecord
 from skipinit.training.run import Run
-from skipinit.training.sources import open_data
+from skipinit.training.sources import DeviceImages, open_data
 from skipinit.training.world import World
 
 _WORLD = World(torch.device("cpu"))
@@ -186,6 +189,23 @@ def _sizes_scored(limit: int, **options: Any) -> set[int]:
 def test_a_micro_batch_bounds_what_is_scored_at_once_but_not_a_test_batch_with_statistics() -> None:
     assert max(_sizes_scored(50, ghost_batch=32)) == 50
     assert _sizes_scored(50, batch_statistics_at_test=True) == {355, 1442}
+
+
+def test_test_batches_are_even_so_that_none_is_a_single_image_without_statistics() -> None:
+    """Of 4x4 pixels a WRN's last norm sees one: a batch of one image would have no variance."""
+    entry = replace(describe("digits"), shape=(1, 4, 4))
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(256, (2001, 1, 4, 4), dtype=torch.uint8, generator=generator)
+    labels = torch.arange(2001) % 10
+    data = DeviceImages(entry, ImageSet("digits", 10, images, labels, images, labels))
+    config = _config("batchnorm", batch_statistics_at_test=True)
+    run = Run(config, data.source(config, _WORLD), _WORLD, 1024)
+    run.model.eval()
+    loss, _ = data.score_test(run).tolist()
+    with torch.no_grad():
+        logits = [run.model(standardize(part)) for part in (images[:1001], images[1001:])]
+    expected = torch.nn.functional.cross_entropy(torch.cat(logits), labels, reduction="sum")
+    assert loss == pytest.approx(float(expected), rel=1e-6)
 
 
 def test_the_score_is_the_same_however_it_is_split() -> None:

@@ -27,25 +27,28 @@ def by_batch_at_test(norm: _BatchNorm) -> bool:
 
 
 def share_statistics(model: nn.Module, world: World) -> None:
-    """Let the whole batch of a batch norm be that of all processes together.
+    """Let the whole batch of a batch norm, and its test batch, be that of all processes together.
 
     torch's SyncBatchNorm does so on GPUs only, and averages the unbiased variance.
     """
     # A compiled block stops there, asks the other processes, and goes on.
     eagerly = torch.compiler.disable(_normalize_together)
     for norm in model.modules():
-        if isinstance(norm, _BatchNorm) and ghost_of(norm) is None:
+        if isinstance(norm, _BatchNorm) and (ghost_of(norm) is None or by_batch_at_test(norm)):
             norm.forward = functools.partial(eagerly, norm, world)  # type: ignore[method-assign]
 
 
 def _normalize_together(norm: _BatchNorm, world: World, x: Tensor) -> Tensor:
-    """The forward pass of a batch norm whose batch lies in equal parts in all processes."""
-    if not norm.training:
+    """The forward pass of a batch norm whose batch lies in parts in all processes."""
+    joined = ghost_of(norm) is None if norm.training else by_batch_at_test(norm)
+    if not joined:
         out: Tensor = type(norm).forward(norm, x)
         return out
     norm._check_input_dim(x)
     values = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
-    count = values.numel() // values.shape[1] * world.size
+    here = values.numel() // values.shape[1]
+    # Parts of a batch are equal in training; those of a test batch may differ by an example.
+    count = here * world.size if norm.training else int(world.sum(torch.tensor(here, device=x.device)))
     along_channels = (-1, *[1] * (values.dim() - 2))
     others = (0, *range(2, values.dim()))
     mean = _sum(values.sum(others)) / count
@@ -54,7 +57,7 @@ def _normalize_together(norm: _BatchNorm, world: World, x: Tensor) -> Tensor:
     out = centred * (variance + norm.eps).rsqrt().view(along_channels)
     if norm.affine:
         out = out * norm.weight.view(along_channels) + norm.bias.view(along_channels)
-    if norm.running_mean is not None:
+    if norm.training and norm.running_mean is not None:
         _average(norm, mean, variance, count)
     return out.to(x.dtype)
 

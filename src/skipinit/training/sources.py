@@ -7,6 +7,7 @@ part of each batch. A score is the summed cross entropy over a split and the num
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -89,10 +90,19 @@ class Photographs:
 
 
 def _test_batches(run: Run, split: Tensor, most: int) -> Sequence[Tensor]:
-    """This process's part of a split, as it is scored: no more at once than the run may have."""
-    most = most if run.scores_by_batch else min(most, run.at_once)
-    batches: Sequence[Tensor] = run.world.share(split).split(most)
-    return batches
+    """This process's part of a split, as it is scored.
+
+    Where scores depend on the batch, all processes share each: the batches are those of one process.
+    """
+    if run.scores_by_batch:
+        return [run.world.share(batch) for batch in _evenly(split, most)]
+    return _evenly(run.world.share(split), min(most, run.at_once))
+
+
+def _evenly(split: Tensor, most: int) -> Sequence[Tensor]:
+    """Parts that differ by an example at most: a last one of a single image would have no statistics."""
+    parts: Sequence[Tensor] = split.tensor_split(max(1, math.ceil(len(split) / most)))
+    return parts
 
 
 @torch.no_grad()
