@@ -66,6 +66,29 @@ def test_a_bfloat16_convolution_equals_float64_to_its_rounding(
     assert _error(model[0].weight.grad, exact.weight.grad) < 1e-5
 
 
+def test_the_last_of_more_values_than_32_bits_can_number_is_convolved_like_a_first_one() -> None:
+    from skipinit.training.kernels.convolution import convolve_3x3, weight_gradient_3x3
+
+    images, channels, side = 1025, 32, 256
+    assert images * channels * side**2 > 2**31
+    if torch.cuda.mem_get_info()[0] < 20 * 2**30:
+        pytest.skip("needs 20 GiB of GPU memory")
+    torch.manual_seed(0)
+    shape = (images, channels, side, side)
+    many = torch.empty(shape, dtype=torch.bfloat16, device="cuda", memory_format=torch.channels_last)
+    many.zero_()[-1].normal_()
+    one = many[-1:].clone(memory_format=torch.channels_last)
+    weight = torch.randn(channels, channels, 3, 3, device="cuda").bfloat16()
+    weight = weight.contiguous(memory_format=torch.channels_last)
+    for to_input in (False, True):
+        found = convolve_3x3(many, weight, to_input)
+        assert torch.equal(found[-1:], convolve_3x3(one, weight, to_input))
+        assert not found[:-1].any()
+        del found
+    expected = weight_gradient_3x3(one, one).double()  # the others are 0, and only the order of sums differs
+    assert _error(weight_gradient_3x3(many, many), expected) < 1e-5
+
+
 @pytest.mark.parametrize(
     ("name", "scheme", "alpha"),
     [("wrn16_2", "skipinit", 0.5), ("wrn22_1", "skipinit", 0.0), ("wrn16_2", "divide-sqrt2", None)],

@@ -47,10 +47,12 @@ def _convolve(
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, C: tl.constexpr, K: tl.constexpr, REVERSED: tl.constexpr,
     TAP: tl.constexpr, STRIDE_C: tl.constexpr, STRIDE_K: tl.constexpr,
     GATED: tl.constexpr, SCALED: tl.constexpr, ADDED: tl.constexpr, RAW: tl.constexpr, RELU: tl.constexpr,
-    P: tl.constexpr, TILE_C: tl.constexpr, TILE_K: tl.constexpr, STAGES: tl.constexpr,
+    P: tl.constexpr, TILE_C: tl.constexpr, TILE_K: tl.constexpr, STAGES: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """P pixels, TILE_K channels; TAP, STRIDE_C and STRIDE_K say where in `w` a weight lies."""
     p = tl.program_id(0) * P + tl.arange(0, P)
+    if WIDE:
+        p = p.to(tl.int64)
     c = tl.arange(0, TILE_C)
     k = tl.program_id(1) * TILE_K + tl.arange(0, TILE_K)
     across = p % WIDTH
@@ -86,7 +88,7 @@ def _convolve(
 def _sum_share(
     x, g, shares, count, pixels, pixels_per_share,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, C: tl.constexpr, K: tl.constexpr,
-    TILE_C: tl.constexpr, TILE_K: tl.constexpr, P: tl.constexpr, STAGES: tl.constexpr,
+    TILE_C: tl.constexpr, TILE_K: tl.constexpr, P: tl.constexpr, STAGES: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """One layer, one share of the pixels, one row of three taps, one tile of channels of dW."""
     place, row, tile = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -103,6 +105,8 @@ def _sum_share(
     last = tl.minimum(first + pixels_per_share, pixels)
     for start in tl.range(first, last, P, num_stages=STAGES):
         p = start + tl.arange(0, P)
+        if WIDE:
+            p = p.to(tl.int64)
         across = p % WIDTH
         down = (p // WIDTH) % HEIGHT + row - 1
         gradient = tl.load(g + p[:, None] * K + k[None, :], (p < last)[:, None], 0.0)
@@ -139,6 +143,11 @@ def _add_shares(
     tl.store(total + layer * size + e, value, e < size)
 
 
+def _is_wide(pixels: int, *channels: int) -> bool:
+    """Whether some value's place in its tensor takes more than 32 bits, in which the kernels count else."""
+    return pixels * max(channels) >= 2**31
+
+
 def convolve_into(
     y: Tensor | None,
     x: Tensor,
@@ -173,7 +182,8 @@ def convolve_into(
         TAP=C, STRIDE_C=strides[0], STRIDE_K=strides[1],
         GATED=gate is not None, SCALED=scale is not None, ADDED=added is not None,
         RAW=y is not None, RELU=activated is not None,
-        P=at_once, TILE_C=min(channels, _TILE), TILE_K=tile, STAGES=stages, num_warps=warps,
+        P=at_once, TILE_C=min(channels, _TILE), TILE_K=tile, STAGES=stages,
+        WIDE=_is_wide(pixels, channels, out), num_warps=warps,
     )  # fmt: skip
 
 
@@ -201,7 +211,7 @@ def weight_gradients(
     _sum_share[(layers * count, 3, tiles)](
         x, grad, shares, count, pixels, share,
         HEIGHT=height, WIDTH=width, C=C, K=K,
-        TILE_C=tile_c, TILE_K=tile_k, P=_SHARE_PIXELS, STAGES=_SHARE_STAGES,
+        TILE_C=tile_c, TILE_K=tile_k, P=_SHARE_PIXELS, STAGES=_SHARE_STAGES, WIDE=_is_wide(pixels, C, K),
     )  # fmt: skip
     _add_shares[(triton.cdiv(size, elements), layers)](
         shares, total, count, size,
