@@ -346,6 +346,28 @@ def test_recurrent_layers_have_none():
     assert find_residual_adds(Function(_recurrence), VECTORS) == []
 
 
+@pytest.mark.parametrize("recurrent", [nn.RNN, nn.GRU, nn.LSTM])
+@pytest.mark.parametrize("shape", [{}, {"batch_first": True}, {"num_layers": 2}, {"bidirectional": True}])
+def test_a_recurrent_layer_is_a_branch(recurrent, shape):
+    """Also where it is one operation, as an LSTM on the CPU is."""
+    width = 3 if "bidirectional" in shape else 6
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(recurrent(6, width, **shape) for _ in range(3))
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = x + layer(x)[0]
+            return x
+
+    adds = find_residual_adds(Net(), torch.randn(5, 2, 6))
+    assert [add.branch_modules for add in adds] == [("layers.0",), ("layers.1",), ("layers.2",)]
+    assert [add.continues for add in adds] == [None, "Net", "Net#2"]
+    assert set(adds[1].parameters) == {f"layers.1.{name}" for name, _ in Net().layers[1].named_parameters()}
+
+
 def test_pyramid_has_only_its_inner_residual_add():
     adds = find_residual_adds(Function(_pyramid), VECTORS)
     assert [add.branch_from for add in adds] == ["a"]

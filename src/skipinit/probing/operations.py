@@ -22,7 +22,7 @@ class Kind(Enum):
     """The role of an operation in a residual network."""
 
     INPUT = "input"
-    LINEAR = "linear map with learned weights"
+    LINEAR = "linear map with learned weights, or a recurrent layer"
     NORM = "normalization"
     ATTENTION = "product of data and data, as in attention"
     ACTIVATION = "activation"
@@ -38,7 +38,9 @@ _PRODUCTS = {
     "mm", "addmm", "_addmm_activation", "bmm", "baddbmm", "addbmm", "mv", "addmv", "linear", "mkldnn_linear",
     "matmul", "_scaled_mm", "_trilinear", "embedding",
 }  # fmt: skip
-_LINEAR = _CONVOLUTIONS | _PRODUCTS
+# An LSTM, and on GPUs every recurrent layer, is one operation, whose weights are the only sign of a layer.
+_RECURRENT_LAYERS = {"mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn", "_lstm_mps"}
+_LINEAR = _CONVOLUTIONS | _PRODUCTS | _RECURRENT_LAYERS
 BATCH_NORMS = {
     "batch_norm", "native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training",
     "_batch_norm_with_update", "_batch_norm_no_update", "cudnn_batch_norm", "miopen_batch_norm",
@@ -57,7 +59,7 @@ _COPIES = {"clone", "_to_copy", "copy", "native_dropout", "contiguous", "constan
 ADDITIONS = {"add", "sub", "addcmul", "lerp", "index_add"}
 _SCALINGS = {"mul", "div"}
 _CHANNELS_SECOND = _CONVOLUTIONS | BATCH_NORMS | _GROUP_NORMS
-_CHANNELS_LAST = _PRODUCTS | _LAYER_NORMS
+_CHANNELS_LAST = _PRODUCTS | _LAYER_NORMS | _RECURRENT_LAYERS
 
 
 @cache
