@@ -179,6 +179,32 @@ def test_forms_of_a_residual_add(form):
     assert probe(model, VECTORS).rows[0].is_finite
 
 
+OUT = {
+    "new tensors": lambda m, x, buffers: torch.add(x, m(x), out=torch.empty_like(x)),
+    "tensors used in turn": lambda m, x, buffers: torch.add(x, m(x), out=buffers[0]),
+    "the branch's own": lambda m, x, buffers: torch.add(x, f := m(x), out=f),
+    "the skip's own": lambda m, x, buffers: torch.add(x, m(x), out=x),
+    "a scaled branch in a used tensor": lambda m, x, buffers: x + torch.mul(m(x), 0.5, out=buffers[0]),
+}
+
+
+@pytest.mark.parametrize("form", OUT)
+def test_a_stream_goes_on_through_out_arguments(form):
+    def forward(m, x):
+        x, buffers = m.norm(x), [torch.zeros(4, 6), torch.zeros(4, 6)]
+        for layer in (m.a, m.b, m.c, m.d):
+            x = OUT[form](layer, x, buffers)
+            buffers.reverse()
+        return x
+
+    adds = find_residual_adds(Function(forward), VECTORS)
+    assert [add.branch_from for add in adds] == ["a", "b", "c", "d"]
+    assert [add.continues for add in adds] == [None, "Function", "Function#2", "Function#3"]
+    rows = probe(Function(forward), VECTORS).rows
+    scaled = "scaled" in form
+    assert all((row.branch_variance_before_scalar is not None) is scaled for row in rows)
+
+
 def test_several_skips():
     long = Function(lambda m, x: (y := x + m.a(x)) is not None and x + m.c((y + m.b(y)).relu()))
     adds = find_residual_adds(long, VECTORS)

@@ -251,18 +251,22 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
             yield from tensors_in(item)
 
 
-def written_by(function: Any, args: tuple[Any, ...], result: Any, storages: Sequence[Any]) -> list[Tensor]:
-    """The tensors whose storage the operation wrote: new results and mutated inputs."""
+def written_by(
+    function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any, storages: Sequence[Any]
+) -> list[Tensor]:
+    """The tensors whose storage the operation wrote: new results, mutated inputs, those given as `out=`."""
     new = [out for out in tensors_in(result) if storage_of(out) not in storages]
-    mutated = tensors_in([args[i] for i in _mutated_arguments(function) if i < len(args)])
+    given, mutable = (*enumerate(args), *kwargs.items()), mutable_arguments(function)
+    mutated = tensors_in([value for place, value in given if place in mutable])
     return [tensor for tensor in (*new, *mutated) if not isinstance(storage_of(tensor), _NoStorage)]
 
 
 @cache
-def _mutated_arguments(function: Any) -> tuple[int, ...]:
-    """Positions of the arguments that an in-place operation writes into."""
-    arguments = function._schema.arguments
-    return tuple(i for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write)
+def mutable_arguments(function: Any) -> frozenset[int | str]:
+    """Positions and names of the arguments that an operation writes into."""
+    arguments = enumerate(function._schema.arguments)
+    written = [(i, a.name) for i, a in arguments if a.alias_info is not None and a.alias_info.is_write]
+    return frozenset(place for places in written for place in places)
 
 
 # Which axis runs over channels depends on the layout: (N, C, H, W), (N, H, W, C), (N, L, C) or (N, C). Layers

@@ -30,6 +30,7 @@ from .operations import (
     constant_of,
     is_factory,
     kind_of,
+    mutable_arguments,
     name_of,
     part_of,
     storage_of,
@@ -124,7 +125,9 @@ class Tracer(TorchDispatchMode):
         operation = name_of(function)
         if is_factory(operation):
             return function(*args, **kwargs)
-        tensors = list(tensors_in((*args, *kwargs.values())))
+        # A keyword that is written, `out=`, is not read: what it held before is no operand.
+        read = [value for name, value in kwargs.items() if name not in mutable_arguments(function)]
+        tensors = list(tensors_in((*args, *read)))
         storages = [storage_of(tensor) for tensor in tensors]
         infos = [self._infos.get(storage) for storage in storages]
         data = [info if info is not None and info.node.from_data else None for info in infos]
@@ -156,7 +159,7 @@ class Tracer(TorchDispatchMode):
         add = self._find_add(node, operation, args, kwargs) if node.layered else None
         result = function(*args, **kwargs)
         info = TensorInfo(node)
-        if written := written_by(function, args, result, storages):  # Otherwise the result is a view.
+        if written := written_by(function, args, kwargs, result, storages):  # Otherwise the result is a view.
             info.channels = channels_of(operation, written[0], tensors, data)
             self._record(info, written)
             if operation == "stack" and len(tensors) == 2:
