@@ -170,6 +170,53 @@ def test_constant_scalars():
         assert row.branch_variance == pytest.approx(0.04 * row.branch_variance_before_scalar, rel=1e-5)
 
 
+CONSTANT = {
+    "a number": lambda m, f: 0.2 * f,
+    "a buffer": lambda m, f: m.scale * f,
+    "divided by a buffer": lambda m, f: f / (5 * m.scale / m.scale),
+    "one for each channel": lambda m, f: f * m.scale.expand(6),
+    "zero": lambda m, f: 0 * f,
+    "a buffer of zero": lambda m, f: f * (m.scale - m.scale),
+    "a number and a buffer": lambda m, f: 3 * (m.scale * f),
+}
+
+
+@pytest.mark.parametrize("form", CONSTANT)
+def test_constant_factors_of_all_kinds(form):
+    """`x + c f(x)` of twelve blocks: what the factor multiplies is known, and so is the paper's law."""
+
+    def forward(m, x):
+        for layer in m.layers:
+            x = x + CONSTANT[form](m, layer(x))
+        return x
+
+    torch.manual_seed(0)
+    model = Function(forward)
+    model.register_buffer("scale", torch.tensor(0.2))
+    model.layers = nn.ModuleList(nn.Linear(6, 6, bias=False) for _ in range(12))
+    factor = 0.0 if "zero" in form else 0.6 if "and" in form else 0.2
+    row, *_ = (report := probe(model, VECTORS)).rows
+    assert row.branch_variance_before_scalar == pytest.approx(
+        float64(model.layers[0](VECTORS)).var(), rel=1e-5
+    )
+    assert row.branch_variance == pytest.approx(factor**2 * row.branch_variance_before_scalar, rel=1e-5)
+    assert f"unnormalized branches times {factor:.3g}:" in report.verdict.text
+
+
+def test_random_masks_and_tables_are_no_scalars():
+    for forward in (lambda m, x: x + m.a(x) * torch.empty(64, 1).bernoulli_(0.5),
+                    lambda m, x: x + m.a(x) * torch.rand(64, 6)):  # fmt: skip
+        assert probe(Function(forward), VECTORS).rows[0].branch_variance_before_scalar is None
+
+
+def test_a_sum_times_a_tensor_is_no_constant_multiple():
+    """The next skip is the sum times a buffer: no number says by how much."""
+    scale = torch.tensor(0.5)
+    model = Function(lambda m, x: (y := scale * (x + m.a(x))) + m.b(y))
+    assert [add.continues for add in probe(model, VECTORS).adds] == [None, None]
+    assert "no prediction" in probe(model, VECTORS).verdict.text
+
+
 def test_scalars_of_data_are_no_obstacle():
     """A learned factor of one number per example has no channels to measure."""
     model = Function(lambda m, x: x + (m.scalar * x.mean(1))[:, None] * m.a(x))

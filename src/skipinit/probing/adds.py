@@ -302,7 +302,7 @@ def _describe(add: TracedAdd, depth: int, names: dict[Node, str], doubt: str | N
 def _stream(skip: Node) -> tuple[Node, float]:
     """What the skip operand is a constant multiple of, and the constant."""
     constant = 1.0
-    while skip.kind is Kind.SCALE and not skip.parameters:
+    while skip.kind is Kind.SCALE and skip.constant is not None:
         constant *= skip.constant
         skip = skip.parents[0]
     return skip, constant

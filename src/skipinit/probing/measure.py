@@ -146,13 +146,13 @@ def _row(add: ResidualAdd, traced_add: TracedAdd, values: _Measurements) -> Prob
 def _before_scalar(add: TracedAdd, after: float, values: _Measurements) -> float | None:
     """The branch's variance before the multiplications at its end; None if there are none.
 
-    The input of a learned factor was measured, since the factor may be zero; a constant is divided out.
+    The input of a tensor or of zero was measured; another number is divided out.
     """
     variance, scaled = after, False
     for scaling in add.scalings():
         if scaling.input_statistics is not None:
             variance, scaled = values.variance(scaling.input_statistics), True
-        elif scaling.constant not in (0.0, 1.0):
+        elif scaling.constant not in (None, 0.0, 1.0):
             variance, scaled = variance / scaling.constant**2, True
     return variance if scaled else None
 

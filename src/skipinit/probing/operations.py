@@ -93,12 +93,21 @@ def is_factory(operation: str) -> bool:
     return operation.startswith("new_") or operation.endswith("_like")
 
 
-def constant_of(operation: str, args: tuple[Any, ...]) -> float:
-    """The number that a scaling multiplies by; 1 if it is not known."""
+def constant_of(operation: str, args: tuple[Any, ...]) -> float | None:
+    """The number that a scaling multiplies by; None if it is a tensor."""
     numbers = [float(value) for value in args if isinstance(value, (int, float))]
     if not numbers:
-        return 1.0
+        return None
     return 1 / numbers[0] if operation == "div" and numbers[0] else numbers[0]
+
+
+def scales_alike(factor: Tensor, tensor: Tensor) -> bool:
+    """Whether all examples are multiplied alike: by one number, or by one for each channel.
+
+    So it is a scale, not the mask of a drop path or the table of a rotary embedding.
+    """
+    axes = [axis - factor.dim() for axis, size in enumerate(factor.shape) if size > 1]
+    return len(axes) < 2 and -tensor.dim() not in axes
 
 
 class Part(NamedTuple):
@@ -148,10 +157,10 @@ class Node:
     """Names of the parameters it used."""
     parts: tuple[tuple[Node, Part], ...] = ()
     """Of which parents it used only a part of the storage, and which."""
-    constant: float = 1.0
-    """The number it multiplied by, if it did."""
+    constant: float | None = 1.0
+    """The number it multiplied by, if it did; None if that was a tensor."""
     input_statistics: int | None = None
-    """Index of the statistics of its input, for a batch norm or a learned scale."""
+    """Index of the statistics of its input, for a batch norm or a scale that cannot be divided out."""
     stream: Node | None = None
     """For a residual add: its skip operand."""
     consumers: tuple[tuple[Kind, str], ...] = ()
@@ -212,6 +221,15 @@ class TensorInfo:
     """Stride and size of the channel axis, where known."""
     measured: tuple[Any, int] | None = None
     """The view that was measured last, and the index of its statistics."""
+
+
+def parts_read(
+    tensors: Sequence[Tensor], storages: Sequence[Any], infos: Sequence[TensorInfo | None]
+) -> tuple[tuple[Node, Part], ...]:
+    """Of which operands an operation used only a part of the storage, and which part."""
+    read = zip(tensors, storages, infos, strict=True)
+    parts = ((info.node, part_of(tensor, storage)) for tensor, storage, info in read if info is not None)
+    return tuple((node, part) for node, part in parts if part is not None)
 
 
 @dataclass(frozen=True, eq=False)

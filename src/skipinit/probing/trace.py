@@ -33,6 +33,8 @@ from .operations import (
     mutable_arguments,
     name_of,
     part_of,
+    parts_read,
+    scales_alike,
     storage_of,
     tensors_in,
     written_by,
@@ -144,11 +146,7 @@ class Tracer(TorchDispatchMode):
         kind = kind_of(operation, operands, bool(learned))
         node = self._node(kind, parents, learned)
         node.sources = self._sources(node, tensors, infos)
-        node.parts = tuple(
-            (info.node, part)
-            for tensor, storage, info in zip(tensors, storages, data, strict=True)
-            if info is not None and (part := part_of(tensor, storage)) is not None
-        )
+        node.parts = parts_read(tensors, storages, data)
         node.constant = constant_of(operation, args) if kind is Kind.SCALE else 1.0
         if parents:
             self.operations += 1
@@ -305,7 +303,7 @@ class Tracer(TorchDispatchMode):
         scaled = self._node(Kind.SCALE, (right.info.node,))
         scaled.from_data = right.info.node.from_data
         if isinstance(scale, Tensor):
-            scaled.parameters = self._parameters_in(storage_of(scale))
+            scaled.constant, scaled.parameters = None, self._parameters_in(storage_of(scale))
             if (node := self.node_of(scale)) is not None:
                 scaled.kind, scaled.parents = Kind.OTHER, (right.info.node, node)
         else:
@@ -337,12 +335,15 @@ class Tracer(TorchDispatchMode):
     def _measure_input(
         self, node: Node, operation: str, tensors: Sequence[Tensor], infos: Sequence[TensorInfo | None]
     ) -> None:
-        """Measure the input of a batch norm or a learned scale: when its block is found, it is gone."""
-        scaled = node.kind is Kind.SCALE and node.parameters
-        if self.statistics is None or not (scaled or operation in BATCH_NORMS):
+        """Measure the input of a batch norm, or of a scale by a tensor or by 0, which cannot be divided out:
+        when its block is found, it is gone."""
+        if self.statistics is None or node.kind not in (Kind.SCALE, Kind.NORM):
             return
         tensor, info = next((t, i) for t, i in zip(tensors, infos, strict=True) if i is not None)
-        if tensor.dim() < 2:  # One number per example: no channel axis, and not the end of a branch.
-            return
+        factor = next((t for t, i in zip(tensors, infos, strict=True) if i is None), None)
+        constant = node.constant == 0 or (factor is not None and scales_alike(factor, tensor))
+        scaled = node.kind is Kind.SCALE and (node.parameters or constant)
+        if tensor.dim() < 2 or not (scaled or operation in BATCH_NORMS):
+            return  # One number per example has no channel axis, and is not the end of a branch.
         axis = 1 if operation in BATCH_NORMS else channel_axis(tensor, info)
         node.input_statistics = self.statistics.measure(tensor, axis, info)
