@@ -5,14 +5,34 @@ from __future__ import annotations
 import math
 
 import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
 
 from skipinit.nets.create import create_model
 from skipinit.probing import laws
 from skipinit.probing.laws import predict
 from skipinit.probing.measure import probe
-from support.probe_models import images
+from support.probe_models import Function, images
 
 IMAGES = images(4)
+
+
+def chain(block, depth=8, width=64):
+    """What theory predicts for so many of these blocks, and what is measured."""
+
+    def forward(m, x):
+        for layer in m.layers:
+            x = block(m, layer, x)
+        return x
+
+    torch.manual_seed(0)
+    model = Function(forward)
+    model.layers = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(depth))
+    for layer in model.layers:
+        nn.init.normal_(layer.weight, std=width**-0.5)
+    report = probe(model, torch.Size([256, width]))
+    return predict(report), report.rows[-1]
 
 
 def test_closed_forms():
@@ -44,3 +64,13 @@ def test_predictions_follow_the_section_on_theory():
     for scheme in ("batchnorm", "skipinit"):
         assert predict(probe(create_model("resnet50_v1", scheme=scheme, seed=0), IMAGES)) is None
     assert predict(probe(create_model("wrn28_1", scheme="batchnorm-on-skip", seed=0), IMAGES)) is None
+
+
+def test_branches_that_call_a_norm_as_a_function_are_normalized():
+    prediction, last = chain(lambda m, layer, x: x + layer(x))
+    assert (prediction.skip[-1], last.skip_variance) == pytest.approx((2**7, 2**7), rel=0.3)
+    layer_norm, last = chain(lambda m, layer, x: x + layer(F.layer_norm(x, (64,))))
+    assert layer_norm is None
+    assert last.skip_variance == pytest.approx(8, rel=0.1)
+    batch_norm, last = chain(lambda m, layer, x: x + layer(F.batch_norm(x, None, None, training=True)))
+    assert (batch_norm.skip[-1], last.skip_variance) == pytest.approx((8, 8), rel=0.1)

@@ -223,6 +223,8 @@ class ResidualAdd:
     branch_norms: tuple[str, ...]
     shared_norms: tuple[str, ...]
     """Norms right before a projection skip and its branch split."""
+    normalized: bool
+    """Whether a norm lies on the branch or right before it, also one that the adding forward itself calls."""
     parameters: tuple[str, ...]
     """The parameters that the block uses on its own paths."""
     scale: str | None
@@ -291,6 +293,7 @@ def _describe(add: TracedAdd, depth: int, names: dict[Node, str], doubt: str | N
         skip_norms=_modules(paths.skip, node, Kind.NORM),
         branch_norms=_modules(paths.branch, node, Kind.NORM),
         shared_norms=_modules(paths.shared, node, Kind.NORM),
+        normalized=any(n.kind is Kind.NORM for n in (*paths.shared, *paths.branch)),
         parameters=tuple(dict.fromkeys(used)),
         scale=learned[0] if learned else None,
         activation=after_module if after is Kind.ACTIVATION and not others else None,

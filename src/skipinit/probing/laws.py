@@ -82,7 +82,7 @@ def predict(report: ProbeReport) -> Prediction | None:
             share=tuple(normalized_branch_share(depth) for depth in depths),
         )
     squared = _common_scale(report)
-    if squared is None or any(add.branch_norms or add.shared_norms for add in adds):
+    if squared is None or any(add.normalized for add in adds):
         return None
     first, alpha, kept = rows[0].skip_variance, squared**0.5, constant**2
     skip = tuple(first * kept ** (row.depth - 1) * scaled_variance(row.depth, alpha) for row in rows)
