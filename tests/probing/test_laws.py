@@ -29,7 +29,8 @@ def chain(block, depth=8, width=64):
     torch.manual_seed(0)
     model = Function(forward)
     model.layers = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(depth))
-    for layer in model.layers:
+    model.heads = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(2))
+    for layer in (*model.layers, *model.heads):
         nn.init.normal_(layer.weight, std=width**-0.5)
     report = probe(model, torch.Size([256, width]))
     return predict(report), report.rows[-1]
@@ -74,3 +75,36 @@ def test_branches_that_call_a_norm_as_a_function_are_normalized():
     assert last.skip_variance == pytest.approx(8, rel=0.1)
     batch_norm, last = chain(lambda m, layer, x: x + layer(F.batch_norm(x, None, None, training=True)))
     assert (batch_norm.skip[-1], last.skip_variance) == pytest.approx((8, 8), rel=0.1)
+
+
+NO_LAW = {
+    "highway": lambda m, layer, x: (t := x.sigmoid()) * layer(x) + (1 - t) * x,
+    "learned factor on the skip": lambda m, layer, x: m.scalar * x + layer(x),
+    "buffer on the skip": lambda m, layer, x: torch.full((), 0.5) * x + layer(x),
+    "number on the skip alone": lambda m, layer, x: 0.5 * x + 0.5 * layer(x),
+    "pooled skip": lambda m, layer, x: F.avg_pool1d(x[None], 3, 1, 1)[0] + layer(x),
+    "norm as a function on the skip": lambda m, layer, x: F.layer_norm(x, (64,)) + layer(x),
+    "only projections": lambda m, layer, x: m.heads[0](x) + m.heads[1](layer(x).relu()),
+    "only projections, normalized branches": lambda m, layer, x: (
+        m.heads[0](x) + m.heads[1](F.batch_norm(layer(x), None, None, training=True))
+    ),
+}
+
+
+@pytest.mark.parametrize("form", NO_LAW)
+def test_no_law_for_skips_that_are_not_the_stream(form):
+    assert chain(NO_LAW[form])[0] is None
+
+
+SAME_LAW = {
+    "copied": lambda m, layer, x: x.clone().add_(layer(x)),
+    "times one": lambda m, layer, x: (x * 1.0).add_(layer(x)),
+    "sum times a number": lambda m, layer, x: 0.7 * (x + layer(x)),
+    "two branches": lambda m, layer, x: x + layer(x) + m.heads[0](x),
+}
+
+
+@pytest.mark.parametrize("form", SAME_LAW)
+def test_the_law_holds_for_multiples_of_the_stream(form):
+    prediction, last = chain(SAME_LAW[form])
+    assert prediction.skip[-1] == pytest.approx(last.skip_variance, rel=0.5)

@@ -208,6 +208,10 @@ class ResidualAdd:
     """0 if the skip is the left operand, 1 if it is the right one."""
     skip_is_identity: bool
     """Whether the skip operand went through no operation of its own."""
+    skip_is_multiple: bool
+    """Whether it went through copies, shifts and constant factors at most: no gate, pooling or norm."""
+    skip_is_projection: bool
+    """Whether it went through learned linear maps."""
     continues: str | None
     """The earlier add whose sum the skip operand is, as it was or times `skip_constant`."""
     skip_constant: float
@@ -274,6 +278,8 @@ def _describe(add: TracedAdd, depth: int, names: dict[Node, str], doubt: str | N
     node, paths = add.node, add.paths
     learned = [parameter for scaling in add.scalings() for parameter in scaling.parameters]
     stream, constant = _stream(add.skip)
+    carried = all(n.kind in _CARRIED and n.constant is not None for n in paths.skip)
+    multiple = stream in names or carried  # In x + f(x) + g(x) the layers of f lie on the second skip.
     (after, after_module), *others = node.consumers or [(Kind.OTHER, "")]
     used = (name for n in (*paths.shared, *paths.skip, *paths.branch) for name in n.parameters)
     return ResidualAdd(
@@ -284,6 +290,8 @@ def _describe(add: TracedAdd, depth: int, names: dict[Node, str], doubt: str | N
         shape=add.shape,
         skip_operand=paths.skip_operand,
         skip_is_identity=not paths.skip,
+        skip_is_multiple=multiple,
+        skip_is_projection=not multiple and any(n.kind is Kind.LINEAR for n in paths.skip),
         continues=names.get(stream),
         skip_constant=constant,
         skip_from=_origin(add.skip, node),

@@ -65,15 +65,18 @@ class Prediction:
 def predict(report: ProbeReport) -> Prediction | None:
     """What theory predicts for these rows; None where its assumptions fail.
 
-    They are: the skip of each block is the sum of the block before, up to one constant; branches are
-    normalized, with variance 1, or unnormalized, with one scalar. A projection of a normalized tensor starts
-    the count of blocks anew.
+    They are: the skip of each block is the sum of the block before, up to one constant by which both paths
+    are multiplied; branches are normalized, with variance 1, or unnormalized, with one scalar. A projection
+    of a normalized tensor starts the count of blocks anew. Projections alone of others follow no law.
     """
     adds, rows = report.adds, report.rows
     constant = _common_constant(adds)
-    if constant is None or any(add.skip_norms for add in adds):
+    projected = [add for add in adds if add.skip_is_projection]
+    known = all(_is_stream(add) for add in adds if not add.skip_is_projection)
+    if constant is None or not known or any(add.skip_norms for add in adds):
         return None
-    if constant == 1 and all(row.moving_variance is not None for row in rows):
+    anew = all(add.shared_norms for add in projected)
+    if constant == 1 and anew and all(row.moving_variance is not None for row in rows):
         depths = [position for stage in stages(adds) for position, _ in enumerate(stage, start=1)]
         return Prediction(
             law="normalized branches: variance l, share 1/(l+1), l from the last projection",
@@ -82,7 +85,7 @@ def predict(report: ProbeReport) -> Prediction | None:
             share=tuple(normalized_branch_share(depth) for depth in depths),
         )
     squared = _common_scale(report)
-    if squared is None or any(add.normalized for add in adds):
+    if squared is None or len(projected) == len(adds) or any(add.normalized for add in adds):
         return None
     first, alpha, kept = rows[0].skip_variance, squared**0.5, constant**2
     skip = tuple(first * kept ** (row.depth - 1) * scaled_variance(row.depth, alpha) for row in rows)
@@ -112,6 +115,11 @@ def stages(adds: Sequence[ResidualAdd]) -> list[list[int]]:
 def _alike(before: ResidualAdd, add: ResidualAdd) -> bool:
     same = before.shape == add.shape and add.skip_is_identity
     return same and (before.skip_is_identity or before.continues is not None)
+
+
+def _is_stream(add: ResidualAdd) -> bool:
+    """Whether the skip operand is what the branch sees: no gate, pooling or factor on the skip alone."""
+    return add.skip_is_multiple and (add.skip_is_identity or add.skip_constant == 1)
 
 
 def _common_constant(adds: Sequence[ResidualAdd]) -> float | None:
