@@ -83,6 +83,29 @@ def test_skipinit_does_not_depend_on_depth():
     assert "does not depend on depth" in str(check)
 
 
+FALLING = {
+    "falls exponentially, 0.5-fold a block": lambda x, n: x * 0.5**0.5,
+    "falls as the number of blocks to the power -1.": lambda x, n: x * (max(n - 1, 1) / n) ** 0.5,
+}
+
+
+@pytest.mark.parametrize("text", FALLING)
+def test_a_falling_variance_does_not_grow(text):
+    """A skip whose variance after n blocks is 2^-n, or 1 / n, beside branches of nothing."""
+
+    class Falling(torch.nn.Module):
+        def __init__(self, depth):
+            super().__init__()
+            self.layers = torch.nn.ModuleList(torch.nn.Linear(100, 100) for _ in range(depth))
+
+        def forward(self, x):
+            for n, layer in enumerate(self.layers, start=1):
+                x = FALLING[text](x, n) + 0 * layer(x)
+            return x
+
+    assert text in str(depth_check(Falling, [4, 8, 16], VECTORS))
+
+
 def test_weights_come_from_the_seed_alone():
     torch.manual_seed(5)
     state = torch.get_rng_state()

@@ -94,6 +94,27 @@ def test_branches_of_nothing_are_not_blamed():
     assert "Advice: the branches contribute nothing yet" in verdict.text
 
 
+@pytest.mark.parametrize(("factor", "vanishes"), [(0.5, True), (0.9, True), (0.95, False)])
+def test_a_vanishing_signal_is_no_good_news(factor, vanishes):
+    """c (x + 0.1 f(x)) multiplies the variance by about c² a block: 0.25, 0.81 and 0.90."""
+
+    def fade(m, x):
+        for layer in m.layers:
+            x = factor * (x + 0.1 * layer(x))
+        return x
+
+    model = Function(fade)
+    model.layers = nn.ModuleList(nn.Linear(6, 6, bias=False) for _ in range(10))
+    report = probe(model, vectors(64))
+    assert report.verdict.growth.rate == pytest.approx(factor**2, rel=0.05)
+    assert ("the signal vanishes" in report.verdict.text) is vanishes
+    assert ("Advice: none" in report.verdict.text) is not vanishes
+    if vanishes:
+        broken(report)
+    else:
+        report.check()
+
+
 def theory_net(name, blocks=12):
     return probe(create_model(name, blocks=blocks, width=50, in_channels=50, seed=0), BATCH)
 

@@ -48,7 +48,7 @@ class DepthCheck:
 
     @property
     def law(self) -> Literal["constant", "power", "exponential", "unknown"]:
-        """How the last block's variance grows with the number of blocks."""
+        """How the last block's variance grows or falls with the number of blocks."""
         return _fit(self)[0]
 
     def table(self) -> str:
@@ -73,12 +73,13 @@ class DepthCheck:
             case "constant":
                 return "The variance of the last block does not depend on depth."
             case "power":
-                return (
-                    f"The variance of the last block grows as the number of blocks to the power {rate:.2g}."
-                )
+                change = "grows" if rate > 0 else "falls"
+                power = f"as the number of blocks to the power {rate:.2g}"
+                return f"The variance of the last block {change} {power}."
             case "exponential":
+                change = "grows" if rate > 1 else "falls"
                 return (
-                    f"The variance of the last block grows exponentially, {rate:.3g}-fold a block: "
+                    f"The variance of the last block {change} exponentially, {rate:.3g}-fold a block: "
                     "deeper networks will not train."
                 )
         return "Too few depths to tell how the variance grows; give three or more."

@@ -23,7 +23,7 @@ BIASED_BELOW = 1 / 3
 CONSTANT_WITHIN = 1.25
 """A fitted line that changes by less than this factor over the blocks it was fitted to is constant."""
 EXPLODING_FROM = 1.2
-"""Growth per block from which depth is limited: 1.2^100 is 10^8."""
+"""Growth per block from which depth is limited: 1.2^100 is 10^8. From its inverse on the signal vanishes."""
 
 
 @dataclass(frozen=True)
@@ -177,6 +177,11 @@ def _advise(report: ProbeReport, growth: Growth, share: float) -> str:
         return (
             "Advice: scale each branch by a learned scalar that starts at 0 (SkipInit) or at most "
             f"1/sqrt({blocks}) = {blocks**-0.5:.2g}, or normalize it: deep networks do not train without."
+        )
+    if growth.law == "exponential" and (growth.rate or 1) <= 1 / EXPLODING_FROM:
+        return (
+            "Advice: the signal vanishes with depth; look at the factors, gates and layers on the skip path: "
+            "a skip that is the identity keeps it."
         )
     if share < BIASED_BELOW:
         return "Advice: none; blocks near the identity keep the signal, forward and backward, at any depth."
