@@ -203,6 +203,20 @@ def test_constant_factors_of_all_kinds(form):
     assert f"unnormalized branches times {factor:.3g}:" in report.verdict.text
 
 
+@pytest.mark.parametrize("weight", [0.25, torch.tensor(0.25)])
+def test_interpolation_scales_its_skip(weight):
+    """lerp(x, f(x), w) = (1 - w) x + w f(x), also where x is a sum that was measured before."""
+    model = Function(lambda m, x: torch.lerp(y := torch.lerp(x, m.a(x), weight), m.b(y), weight))
+    report, y = probe(model, VECTORS), torch.lerp(VECTORS, model.a(VECTORS), weight)
+    for row, x in zip(report.rows, (VECTORS, y), strict=True):
+        assert row.skip_variance == pytest.approx(float64(0.75 * x).var(), rel=1e-5)
+    assert report.rows[1].branch_variance == pytest.approx(float64(0.25 * model.b(y)).var(), rel=1e-5)
+    assert not any(add.skip_is_identity for add in report.adds)
+    if isinstance(weight, float):
+        assert (report.adds[1].continues, report.adds[1].skip_constant) == ("Function", 0.75)
+    assert "no prediction" in report.verdict.text  # Its laws are for skips that nothing multiplies alone.
+
+
 def test_random_masks_and_tables_are_no_scalars():
     for forward in (lambda m, x: x + m.a(x) * torch.empty(64, 1).bernoulli_(0.5),
                     lambda m, x: x + m.a(x) * torch.rand(64, 6)):  # fmt: skip

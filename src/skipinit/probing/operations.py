@@ -93,6 +93,23 @@ def is_factory(operation: str) -> bool:
     return operation.startswith("new_") or operation.endswith("_like")
 
 
+def terms_of(operation: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any, Any]:
+    """The two terms of an addition, and what the second is multiplied by.
+
+    Whatever the caller wrote, the dispatcher gives by position all that may be given so.
+    """
+    first, second, scale = args[0], args[1], kwargs.get("alpha", 1)
+    if operation == "addcmul":
+        scale, second = args[1], args[2]
+        if second.shape != first.shape:
+            scale, second = second, scale
+    elif operation == "index_add":
+        second = args[3]
+    elif operation == "lerp":
+        scale = args[2]
+    return first, second, scale
+
+
 def constant_of(operation: str, args: tuple[Any, ...]) -> float | None:
     """The number that a scaling multiplies by; None if it is a tensor."""
     numbers = [float(value) for value in args if isinstance(value, (int, float))]

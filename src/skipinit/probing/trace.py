@@ -37,6 +37,7 @@ from .operations import (
     scales_alike,
     storage_of,
     tensors_in,
+    terms_of,
     written_by,
 )
 
@@ -275,23 +276,12 @@ class Tracer(TorchDispatchMode):
     def _operands(
         self, operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Operand, Operand] | str:
-        """Both sides of an addition, or why it cannot be a residual add.
-
-        Whatever the caller wrote, the dispatcher gives by position all that may be given so.
-        """
+        """Both sides of an addition, or why it cannot be a residual add."""
         if operation == "sum":
             axis, infos = self._stacks[storage_of(args[0])]
             first, second = args[0].unbind(axis)
             return self._pair(first, second, infos)
-        first, second, scale = args[0], args[1], kwargs.get("alpha", 1)
-        if operation == "addcmul":
-            scale, second = args[1], args[2]
-            if second.shape != first.shape:
-                scale, second = second, scale
-        elif operation == "index_add":
-            second = args[3]
-        elif operation == "lerp":
-            scale = args[2]
+        first, second, scale = terms_of(operation, args, kwargs)
         start = 1 if operation == "index_add" else 0  # It adds to some of the examples.
         if not isinstance(second, Tensor) or first.dim() < 2 or first.shape[start:] != second.shape[start:]:
             return "the operands differ in shape"
@@ -300,17 +290,21 @@ class Tracer(TorchDispatchMode):
             return pair
         left, right = pair
         factor = scale * kwargs.get("value", 1)
-        scaled = self._node(Kind.SCALE, (right.info.node,))
-        scaled.from_data = right.info.node.from_data
-        if isinstance(scale, Tensor):
-            scaled.constant, scaled.parameters = None, self._parameters_in(storage_of(scale))
-            if (node := self.node_of(scale)) is not None:
-                scaled.kind, scaled.parents = Kind.OTHER, (right.info.node, node)
-        else:
-            scaled.constant = float(factor)
         if operation == "lerp":  # x + w (y - x) = (1 - w) x + w y
-            left = Operand(left.info, first, 1 - factor)
-        return left, Operand(TensorInfo(scaled, right.info.channels), second, factor)
+            left = self._multiplied(left, 1 - factor, scale)
+        return left, self._multiplied(right, factor, scale)
+
+    def _multiplied(self, operand: Operand, factor: Tensor | float, scale: Tensor | float) -> Operand:
+        """A term that the addition itself multiplies, by a factor that is computed from `scale`."""
+        node = self._node(Kind.SCALE, (operand.info.node,))
+        node.from_data = operand.info.node.from_data
+        if isinstance(scale, Tensor):
+            node.constant, node.parameters = None, self._parameters_in(storage_of(scale))
+            if (gate := self.node_of(scale)) is not None:
+                node.kind, node.parents = Kind.OTHER, (operand.info.node, gate)
+        else:
+            node.constant = float(factor)
+        return Operand(TensorInfo(node, operand.info.channels), operand.tensor, factor)
 
     def _pair(
         self, first: Tensor, second: Tensor, infos: Sequence[TensorInfo | None] = (None, None)
