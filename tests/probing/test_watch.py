@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import json
+import math
 import os
 import pickle
 import subprocess
@@ -108,6 +109,28 @@ def test_rows_equal_numbers_computed_by_hand():
         wanted = 0.1 * norm(gradients[part]) / norm(parameters[part])
         assert row.update_ratio == pytest.approx(wanted, rel=1e-4)
     assert (first.scale, second.scale) == (0.5, None)
+
+
+FACTORS = {
+    "the parameter": (lambda m, x: x + m.scalar * m.a(x), lambda g: g),
+    "computed from it": (lambda m, x: x + torch.tanh(m.scalar) * m.a(x), math.tanh),
+    "fused": (lambda m, x: torch.addcmul(x, m.scalar.tanh(), m.a(x)), math.tanh),
+    "with its sign": (lambda m, x: x + m.a(x) * -m.scalar, lambda g: -g),
+    "divided by it": (lambda m, x: x + m.a(x) / m.scalar, lambda g: 1 / g),
+    "many values": (lambda m, x: x + m.a(x) * m.scalar.expand(6).exp(), math.exp),
+}
+
+
+@pytest.mark.parametrize("form", FACTORS)
+def test_the_scale_is_what_multiplies(form):
+    forward, factor = FACTORS[form]
+    model = Function(forward)
+    model.scalar.data.fill_(0.5)
+    with watch(model, every=1) as watching:
+        train(model, 2, batches=[vectors(64)] * 2, lr=0.1)
+    first, second = (measured.rows[0].scale for measured in watching.report().measurements)
+    assert first == pytest.approx(factor(0.5), rel=1e-6)
+    assert second != first
 
 
 @pytest.mark.parametrize("scheme", ["batchnorm", "skipinit"])

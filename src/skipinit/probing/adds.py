@@ -187,6 +187,10 @@ class TracedAdd:
             node = node.parents[0]
         return found
 
+    def learned_scaling(self) -> Node | None:
+        """The last of them by something learned."""
+        return next((scaling for scaling in self.scalings() if scaling.parameters), None)
+
 
 @dataclass(frozen=True, slots=True)
 class ResidualAdd:
@@ -276,7 +280,7 @@ def _doubts(adds: Sequence[TracedAdd]) -> dict[Node, str]:
 
 def _describe(add: TracedAdd, depth: int, names: dict[Node, str], doubt: str | None) -> ResidualAdd:
     node, paths = add.node, add.paths
-    learned = [parameter for scaling in add.scalings() for parameter in scaling.parameters]
+    scaling = add.learned_scaling()
     stream, constant = _stream(add.skip)
     carried = all(n.kind in _CARRIED and n.constant is not None for n in paths.skip)
     multiple = stream in names or carried  # In x + f(x) + g(x) the layers of f lie on the second skip.
@@ -303,7 +307,7 @@ def _describe(add: TracedAdd, depth: int, names: dict[Node, str], doubt: str | N
         shared_norms=_modules(paths.shared, node, Kind.NORM),
         normalized=any(n.kind is Kind.NORM for n in (*paths.shared, *paths.branch)),
         parameters=tuple(dict.fromkeys(used)),
-        scale=learned[0] if learned else None,
+        scale=scaling.parameters[0] if scaling is not None else None,
         activation=after_module if after is Kind.ACTIVATION and not others else None,
         nested=any(n.kind is Kind.RESIDUAL for n in paths.branch),
         doubt=doubt,

@@ -37,7 +37,7 @@ class WatchRow:
     branch_variance: float
     """At the end of the branch, after its scale."""
     scale: float | None = None
-    """The learned factor at the end of the branch; the root mean square if it has many values."""
+    """The learned factor at the end of the branch, as it multiplies; the root mean square of many values."""
     gradient_norm: float | None = None
     """Of the loss with respect to the block's output."""
     parameter_gradient_norm: float | None = None

@@ -156,7 +156,7 @@ def part_of(tensor: Tensor, storage: Any) -> Part | None:
 class Node:
     """One operation, in the graph of a forward pass.
 
-    The graph records which operations led to a tensor. It holds no tensor.
+    The graph records which operations led to a tensor. It holds no tensor but the factors of learned scales.
     """
 
     order: int
@@ -176,6 +176,8 @@ class Node:
     """Of which parents it used only a part of the storage, and which."""
     constant: float | None = 1.0
     """The number it multiplied by, if it did; None if that was a tensor."""
+    factor: Tensor | None = None
+    """The learned tensor it multiplied by, or what was computed from one."""
     input_statistics: int | None = None
     """Index of the statistics of its input, for a batch norm or a scale that cannot be divided out."""
     stream: Node | None = None

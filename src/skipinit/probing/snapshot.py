@@ -43,7 +43,7 @@ class Snapshot:
         self._parameters: dict[str, nn.Parameter] = {}
         self._before: dict[str, Tensor] = {}
         self._norms: dict[tuple[str, str], Tensor] = {}
-        """Keyed by what it is of (weight, gradient, update, scale) and the parameter's name."""
+        """Keyed by what it is of and a name: weight, gradient, update of a parameter, scale of a block."""
 
     def open(self, inputs: Any) -> None:
         """Begin to trace the forward pass that runs next, on these inputs."""
@@ -59,9 +59,10 @@ class Snapshot:
         known = dict(self._model.named_parameters(remove_duplicate=False))
         used = dict.fromkeys(name for add in self._adds for name in add.parameters)
         self._parameters = {name: known[name] for name in used if name in known}
-        for add in self._adds:
-            if add.scale in known:
-                self._norms["scale", add.scale] = _scale(known[add.scale])
+        for add, traced in zip(self._adds, self._traced, strict=True):
+            scaling = traced.learned_scaling()
+            if scaling is not None and scaling.factor is not None:
+                self._norms["scale", add.name] = _scale(scaling.factor)
 
     def pass_eagerly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Trace a pass of its own, without gradients, for a model whose additions are compiled.
@@ -120,7 +121,7 @@ class Snapshot:
                 depth=add.depth,
                 skip_variance=sum(moments[_known(traced.skip_statistics)][:2]),
                 branch_variance=sum(moments[_known(traced.branch_statistics)][:2]),
-                scale=norms.get(("scale", add.scale or "")),
+                scale=norms.get(("scale", add.name)),
                 gradient_norm=gradients.get(traced),
                 parameter_gradient_norm=_total("gradient", add.parameters, norms),
                 update_ratio=_ratio(add.parameters, norms),
@@ -135,9 +136,8 @@ def _known(index: int | None) -> int:
     return index
 
 
-def _scale(parameter: Tensor) -> Tensor:
+def _scale(values: Tensor) -> Tensor:
     """The value of a scalar, with its sign; the root mean square of several."""
-    values = parameter.detach()
     return values.clone() if values.numel() == 1 else _norm(values) / values.numel() ** 0.5
 
 

@@ -300,7 +300,8 @@ class Tracer(TorchDispatchMode):
         node.from_data = operand.info.node.from_data
         if isinstance(scale, Tensor):
             node.constant, node.parameters = None, self._parameters_in(storage_of(scale))
-            if (gate := self.node_of(scale)) is not None:
+            node.factor = factor.detach() if isinstance(factor, Tensor) and node.parameters else None
+            if (gate := self.node_of(scale)) is not None and gate.from_data:
                 node.kind, node.parents = Kind.OTHER, (operand.info.node, gate)
         else:
             node.constant = float(factor)
@@ -337,6 +338,8 @@ class Tracer(TorchDispatchMode):
         factor = next((t for t, i in zip(tensors, infos, strict=True) if i is None), None)
         constant = node.constant == 0 or (factor is not None and scales_alike(factor, tensor))
         scaled = node.kind is Kind.SCALE and (node.parameters or constant)
+        if node.kind is Kind.SCALE and node.parameters and factor is not None:
+            node.factor = factor.reciprocal() if operation == "div" else factor.detach()
         if tensor.dim() < 2 or not (scaled or operation in BATCH_NORMS):
             return  # One number per example has no channel axis, and is not the end of a branch.
         axis = 1 if operation in BATCH_NORMS else channel_axis(tensor, info)
