@@ -125,6 +125,9 @@ def test_infinite_depth_is_named():
     ("make", "depths", "message"),
     [
         (factory("fc_linear"), [], "depths is empty"),
+        (factory("fc_linear"), 4, "depths=4 is not allowed; give whole numbers"),
+        (factory("fc_linear"), [4, 4.5], r"depths=\[4, 4\.5\] is not allowed"),
+        (factory("fc_linear"), "48", "depths='48' is not allowed"),
         (lambda depth: depth, [3], r"factory\(3\) returned a int"),
         (lambda depth: torch.nn.Linear(100, 100), [3], r"factory\(3\): Linear has no residual add"),
     ],
@@ -132,3 +135,5 @@ def test_infinite_depth_is_named():
 def test_wrong_factories_are_one_line(make, depths, message):
     with pytest.raises(ConfigError, match=message):
         skipinit.depth_check(make, depths, VECTORS)
+    with pytest.raises(ConfigError, match=r"networks=1\.5 is not allowed"):
+        skipinit.depth_check(make, [3], VECTORS, networks=1.5)

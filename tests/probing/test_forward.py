@@ -120,6 +120,11 @@ def test_targets_that_do_not_fit():
     model, batch = create_model("wrn16_2"), torch.Size([2, 3, 32, 32])
     assert "targets (2,) do not fit outputs (2, 10)" in _error(model, batch, torch.tensor([0, 99]))
     assert "have no default loss" in _error(model, batch, torch.randn(2, 10))
+    assert "targets is a list; give a tensor of classes" in _error(model, batch, [1, 2])
+    classes = torch.tensor([0, 1])
+    assert "loss=3 is no function" in _error(model, batch, classes, loss=3)
+    number = _error(model, batch, classes, loss=lambda output, targets: output.sum().item())
+    assert "the loss returns a float; it must return a tensor" in number
     cut_off = Function(lambda m, x: (x + m.a(x)).detach())
     assert "cannot go backward" in _error(cut_off, VECTORS, torch.zeros(64, dtype=torch.int64))
     frozen = Function(lambda m, x: x + m.a(x)).requires_grad_(False)

@@ -167,7 +167,13 @@ def test_nothing_to_check_is_a_failure():
     assert "no residual add" in str(broken(probe(nn.Linear(6, 6), vectors(4))))
 
 
-@pytest.mark.parametrize("rules", [{"share": (0.5, 0.1)}, {"share": (0, 2)}, {"growth": "cubic"}])
+@pytest.mark.parametrize(
+    "rules",
+    [
+        *({"share": share} for share in ((0.5, 0.1), (0, 2), 0.5, (0.5,), (0, "1"), "01")),
+        *({"growth": growth} for growth in ("cubic", 3)),
+    ],
+)
 def test_wrong_rules_are_one_line(rules):
-    with pytest.raises(ConfigError, match=r"is not a range|'cubic' is not known"):
+    with pytest.raises(ConfigError, match=r"is not a range|'(cubic|3)' is not known"):
         theory_net("fc_linear", 3).check(**rules)

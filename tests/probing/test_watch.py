@@ -489,7 +489,16 @@ def test_a_model_without_residual_adds_says_so():
         watching.report().plot("picture.png")
 
 
-@pytest.mark.parametrize(("options", "message"), [({"every": 0}, "every=0"), ({"limit": 1}, "limit=1")])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"every": 0}, "every=0 "),
+        ({"every": 2.5}, r"every=2\.5 .* a whole number"),
+        ({"every": "2"}, "every='2' "),
+        ({"limit": 1}, "limit=1 "),
+        ({"limit": 9.5}, r"limit=9\.5 .* a whole number"),
+    ],
+)
 def test_wrong_settings_are_one_line(options, message):
     with pytest.raises(ConfigError, match=message):
         skipinit.watch(nn.Linear(2, 2), **options)

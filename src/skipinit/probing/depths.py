@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 from statistics import linear_regression, median
 from typing import Any, Literal
@@ -134,11 +135,13 @@ def depth_check(
     >>> skipinit.depth_check(factory, [4, 8, 16], torch.Size([50, 50])).law
     'exponential'
     """
-    if not depths:
-        raise ConfigError("depths is empty; give some, such as [12, 24, 48]")
-    if networks < 1:
-        raise ConfigError(f"networks={networks} is not allowed; it must be 1 or more")
+    if not isinstance(depths, Iterable) or not all(isinstance(depth, Integral) for depth in depths):
+        raise ConfigError(f"depths={depths!r} is not allowed; give whole numbers, such as [12, 24, 48]")
     ordered = sorted(set(depths))
+    if not ordered:
+        raise ConfigError("depths is empty; give some, such as [12, 24, 48]")
+    if not isinstance(networks, Integral) or networks < 1:
+        raise ConfigError(f"networks={networks!r} is not allowed; it must be a whole number, 1 or more")
     reports = [_probe(factory, depth, inputs, targets, loss, networks) for depth in ordered]
     return DepthCheck(tuple(map(_row, ordered, reports)), tuple(reports))
 

@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -230,7 +231,7 @@ def _names(names: Sequence[str]) -> str:
 
 def check_settings(every: int, limit: int) -> None:
     """Raise if these are not a number of steps and a number of measurements."""
-    if every < 1:
-        raise ConfigError(f"every={every} is not allowed; measure every 1 or more steps")
-    if limit < 2:
-        raise ConfigError(f"limit={limit} is not allowed; keep 2 or more measurements")
+    if not isinstance(every, Integral) or every < 1:
+        raise ConfigError(f"every={every!r} is not allowed; measure every 1 or more steps, a whole number")
+    if not isinstance(limit, Integral) or limit < 2:
+        raise ConfigError(f"limit={limit!r} is not allowed; keep 2 or more measurements, a whole number")

@@ -55,6 +55,8 @@ def measure(
     model: nn.Module, inputs: Inputs, mode: Mode, targets: Tensor | None = None, loss: Loss | None = None
 ) -> ProbeReport:
     """`probe`, of the model in that mode."""
+    if loss is not None and not callable(loss):
+        raise ConfigError(f"loss={loss!r} is no function of the model's output and the targets")
     statistics = StatisticsBuffer()
     with traced(model, inputs, mode, statistics, gradients=targets is not None) as (tracer, output):
         squares = {} if targets is None else _squared_gradients(model, output, targets, loss)
@@ -165,6 +167,8 @@ def _squared_gradients(
     if not parameters:
         raise ConfigError(f"no parameter of {type(model).__name__} requires a gradient; omit the targets")
     value = (loss or _cross_entropy)(output, targets)
+    if not isinstance(value, Tensor):
+        raise ConfigError(f"the loss returns a {type(value).__name__}; it must return a tensor of one number")
     try:
         gradients = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
     except RuntimeError as error:
@@ -180,6 +184,8 @@ def _squared_gradients(
 def _cross_entropy(output: Any, targets: Tensor) -> Tensor:
     if not isinstance(output, Tensor):
         raise ConfigError(f"the model returns a {type(output).__name__}; give a `loss` of it and the targets")
+    if not isinstance(targets, Tensor):
+        raise ConfigError(f"targets is a {type(targets).__name__}; give a tensor of classes, or a `loss`")
     if targets.is_floating_point():
         raise ConfigError(f"targets of {targets.dtype} have no default loss; give `loss`, or integer classes")
     try:

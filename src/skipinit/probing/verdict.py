@@ -7,8 +7,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from statistics import median
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ..errors import ConfigError, SkipinitError, unknown_name
 from .laws import Prediction, predict, stages
@@ -218,15 +219,20 @@ def check_report(
     report: ProbeReport, share: tuple[float, float] | None, growth: Law | None, finite: bool
 ) -> None:
     """Raise `CheckError` with every rule that the report breaks."""
-    if share is not None and not 0 <= share[0] <= share[1] <= 1:
+    if share is not None and not _is_range(share):
         raise ConfigError(
-            f"share={share} is not a range; give two numbers from 0 to 1, the smaller one first"
+            f"share={share!r} is not a range; give two numbers from 0 to 1, the smaller one first"
         )
     if growth is not None and growth not in get_args(Law):
-        raise unknown_name("growth", growth, get_args(Law))
+        raise unknown_name("growth", str(growth), get_args(Law))
     violations = list(_violations(report, share, growth, finite))
     if violations:
         raise CheckError(report.model, violations)
+
+
+def _is_range(share: Any) -> bool:
+    pair = isinstance(share, (tuple, list)) and len(share) == 2 and all(isinstance(n, Real) for n in share)
+    return pair and bool(0 <= share[0] <= share[1] <= 1)
 
 
 def _violations(
