@@ -83,6 +83,20 @@ def test_skipinit_does_not_depend_on_depth():
     assert "does not depend on depth" in str(check)
 
 
+class Chain(torch.nn.Module):
+    """What becomes of the skip in each block, beside branches of nothing."""
+
+    def __init__(self, depth, skip):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(100, 100) for _ in range(depth))
+        self.skip = skip
+
+    def forward(self, x):
+        for n, layer in enumerate(self.layers, start=1):
+            x = self.skip(x, n) + 0 * layer(x)
+        return x
+
+
 FALLING = {
     "falls exponentially, 0.5-fold a block": lambda x, n: x * 0.5**0.5,
     "falls as the number of blocks to the power -1.": lambda x, n: x * (max(n - 1, 1) / n) ** 0.5,
@@ -91,19 +105,10 @@ FALLING = {
 
 @pytest.mark.parametrize("text", FALLING)
 def test_a_falling_variance_does_not_grow(text):
-    """A skip whose variance after n blocks is 2^-n, or 1 / n, beside branches of nothing."""
+    """A skip whose variance after n blocks is 2^-n, or 1 / n."""
 
-    class Falling(torch.nn.Module):
-        def __init__(self, depth):
-            super().__init__()
-            self.layers = torch.nn.ModuleList(torch.nn.Linear(100, 100) for _ in range(depth))
-
-        def forward(self, x):
-            for n, layer in enumerate(self.layers, start=1):
-                x = FALLING[text](x, n) + 0 * layer(x)
-            return x
-
-    assert text in str(depth_check(Falling, [4, 8, 16], VECTORS))
+    check = depth_check(lambda depth: Chain(depth, FALLING[text]), [4, 8, 16], VECTORS)
+    assert text in str(check)
 
 
 def test_weights_come_from_the_seed_alone():
@@ -114,6 +119,13 @@ def test_weights_come_from_the_seed_alone():
     torch.manual_seed(6)
     assert depth_check(factory("fc_linear"), [2], VECTORS).rows == first.rows
     assert "Too few depths" in str(first)
+
+
+def test_depths_that_tell_nothing_say_why():
+    same = depth_check(lambda depth: factory("fc_linear")(3 + depth // 16), [4, 8, 16], VECTORS)
+    assert "All networks have 3, 4 blocks; three different numbers" in str(same)
+    silent = depth_check(lambda depth: Chain(depth, lambda x, n: 0 * x), [2, 4, 6], VECTORS)
+    assert "is 0 at depth 2: no signal is left there" in str(silent)
 
 
 def test_infinite_depth_is_named():

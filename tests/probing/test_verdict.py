@@ -115,6 +115,18 @@ def test_a_vanishing_signal_is_no_good_news(factor, vanishes):
         report.check()
 
 
+def test_no_signal_is_not_too_few_blocks():
+    def silence(m, x):
+        for layer in (m.a, m.b, m.c):
+            x = 0 * x + 0 * layer(x)
+        return x
+
+    assert (
+        "The variance is 0 somewhere over 3 blocks in a row"
+        in probe(Function(silence), vectors(8)).verdict.text
+    )
+
+
 def theory_net(name, blocks=12):
     return probe(create_model(name, blocks=blocks, width=50, in_channels=50, seed=0), BATCH)
 

@@ -83,7 +83,12 @@ class DepthCheck:
                     f"The variance of the last block {change} exponentially, {rate:.3g}-fold a block: "
                     "deeper networks will not train."
                 )
-        return "Too few depths to tell how the variance grows; give three or more."
+        if (silent := next((row for row in self.rows if not row.output_variance), None)) is not None:
+            return f"The variance of the last block is 0 at depth {silent.depth}: no signal is left there."
+        if len(self.rows) < 3:
+            return "Too few depths to tell how the variance grows; give three or more."
+        blocks = ", ".join(str(count) for count in sorted({row.blocks for row in self.rows}))
+        return f"All networks have {blocks} blocks; three different numbers tell how the variance grows."
 
     def to_csv(self) -> str:
         """One line per depth, with a header."""

@@ -118,6 +118,10 @@ def traced(
     tensors = list(tensors_in((*args, *kwargs.values())))
     if not tensors:
         raise _no_tensor(inputs)
+    if statistics is not None and not any(tensor.numel() for tensor in tensors):
+        raise ConfigError(
+            f"the batch is empty: {', '.join(map(_describe, tensors))}; there is nothing to measure"
+        )
     for tensor in tensors:
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
             raise ConfigError(f"the input {_describe(tensor)} holds NaN or infinity before the model saw it")

@@ -153,7 +153,9 @@ def _say_growth(growth: Growth) -> str:
             return f"The variance changes linearly with depth, by {growth.rate:+.3g} a block {where}."
         case "constant":
             return f"The variance stays constant with depth, at about {growth.rate:.3g} {where}."
-    return "Too few blocks in a row to tell how the variance grows with depth."
+    if growth.blocks < 3:
+        return "Too few blocks in a row to tell how the variance grows with depth."
+    return f"The variance is 0 somewhere {where}, which does not tell how it grows with depth."
 
 
 def _say_theory(prediction: Prediction | None, rows: Sequence[ProbeRow]) -> str:
