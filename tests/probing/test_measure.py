@@ -217,6 +217,19 @@ def test_interpolation_scales_its_skip(weight):
     assert "no prediction" in report.verdict.text  # Its laws are for skips that nothing multiplies alone.
 
 
+@pytest.mark.parametrize("tracked", [False, True])
+def test_an_instance_norm_has_statistics_of_each_example(tracked):
+    """It normalizes the branch, so the law of normalized branches is the one for it."""
+    norm = nn.InstanceNorm2d(3, track_running_stats=tracked)
+    report = probe(
+        Function(lambda m, x: x + m.a(x), make=lambda: nn.Sequential(norm, nn.Conv2d(3, 3, 1))), IMAGES
+    )
+    (row,), values = report.rows, float64(IMAGES)
+    assert row.moving_variance == pytest.approx(values.var((2, 3)).mean(), rel=1e-5)
+    assert row.squared_moving_mean == pytest.approx((values.mean((2, 3)) ** 2).mean(), rel=1e-5)
+    assert "Theory (normalized branches" in report.verdict.text
+
+
 def test_random_masks_and_tables_are_no_scalars():
     for forward in (lambda m, x: x + m.a(x) * torch.empty(64, 1).bernoulli_(0.5),
                     lambda m, x: x + m.a(x) * torch.rand(64, 6)):  # fmt: skip

@@ -39,7 +39,8 @@ class ProbeRow:
     channel_mean_variance: float
     """Variance of the channels' means."""
     moving_variance: float | None
-    """Of the branch's first batch norm, updated once by these inputs: mean over channels, biased."""
+    """Of the branch's first batch norm, updated once by these inputs: mean over channels, biased. Of an
+    instance norm: mean over channels and examples."""
     squared_moving_mean: float | None
     """Of the same norm: mean over channels of the squared moving mean."""
     gradient_norm: float | None = None
