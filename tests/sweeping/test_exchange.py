@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -181,6 +182,36 @@ def test_a_damaged_file_is_named_with_its_line_and_nothing_is_made(
     assert old in file.read_text()
     file.write_text(file.read_text().replace(old, new))
     with pytest.raises(DataError, match=message) as error:
+        read_results(file)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('"epochs": 3', '"epochs": 4', "epochs are not those of a training over 4"),
+        ('"last": {.*?}', '"last": null', "epochs are not those of a training over 3"),
+        (r'"epoch": \[1, 2\]', '"epoch": [1, 1]', "epochs are not those of a training over 3"),
+        ('"test_accuracy": 50.0', '"test_accuracy": "high"', "test_accuracy 'high' is not allowed"),
+        (r'"test_loss": \[0.7,', '"test_loss": [null,', "test_loss None is not allowed"),
+        ('"seconds": [0-9.]+', '"seconds": "long"', "seconds 'long' is not allowed"),
+        ('"step": 10', '"step": "ten"', "step 'ten' is not allowed"),
+        ('"classes": 10', '"classes": 0', "not a result"),
+    ],
+)
+def test_an_edited_result_that_no_training_leaves_is_refused_with_its_line(
+    tmp_path: Path, old: str, new: str, message: str
+) -> None:
+    """Taken in, it would make all of the store unreadable."""
+    run(tmp_path / "a", FIRST, "finished")
+    file = tmp_path / "results.jsonl"
+    with open_store(tmp_path / "a") as store:
+        export_results(store, file, curves=True)
+    text = re.sub(', "sha256": "[0-9a-f]+"', "", file.read_text())
+    edited = re.sub(old, new, text)
+    assert edited != text
+    file.write_text(edited)
+    with pytest.raises(DataError, match=f"line 2: .*{message}") as error:
         read_results(file)
     assert "\n" not in str(error.value)
 

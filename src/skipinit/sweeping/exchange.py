@@ -12,20 +12,22 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from ..config import to_dict
 from ..errors import DataError
 from ..files import read_whole, write_whole
+from ..notation import check_value
 from ..probing.history import Measurement
 from ..provenance import Provenance
 from ..training.protocol import identity, settled_from_dict
-from ..training.records import EpochRecord, Trial
+from ..training.records import EpochRecord, Trial, is_gapless
 from .database import step_in
 from .store import Store, Writer
 
 FORMAT = 1
 _EPOCH_FIELDS = tuple(field.name for field in fields(EpochRecord))
+_TYPES = {kind: get_type_hints(kind) for kind in (EpochRecord, Trial)}
 _RANK = {"pending": 0, "running": 1, "failed": 2, "diverged": 3, "finished": 3}
 Entry = tuple[Trial, Sequence[EpochRecord]]
 
@@ -151,14 +153,25 @@ def _entry(line: str, where: str) -> Entry:
         step = record.pop("step", step_in(record["reason"]))
         columns = record.pop("earlier", {})
         measured = record.pop("last")
-        last = EpochRecord(**measured) if measured else None
+        last = EpochRecord(**_typed(EpochRecord, measured)) if measured else None
         provenance = Provenance(**record.pop("provenance"))
-        trial = Trial(identity(config), config, step=step, last=last, provenance=provenance, **record)
-        earlier = [
-            EpochRecord(**dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)
-        ]
+        values = _typed(Trial, {**record, "step": step})
+        trial = Trial(identity(config), config, last=last, provenance=provenance, **values)
+        rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        earlier = [EpochRecord(**_typed(EpochRecord, row)) for row in rows]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{where}: not a result ({error}); take the file as it was exported") from None
-    if not trial.has_result or trial.classes is None:
+    if not trial.has_result or not trial.classes:
         raise DataError(f"{where}: a trial that is {trial.state}, not a result")
-    return trial, [*earlier, last] if last else []
+    curve = [*earlier, last] if last else []
+    if not trial.is_whole or not is_gapless(curve):
+        raise DataError(
+            f"{where}: not a result (its epochs are not those of a training over {config.epochs}); "
+            "take the file as it was exported"
+        )
+    return trial, curve
+
+
+def _typed(kind: type[EpochRecord | Trial], values: dict[str, Any]) -> dict[str, Any]:
+    """The values, each of the type that its field has: what a store takes in it must be able to show."""
+    return {name: check_value(name, value, _TYPES[kind][name], "") for name, value in values.items()}

@@ -23,7 +23,7 @@ from ..notation import utc_now
 from ..probing.history import Measurement
 from ..provenance import Provenance
 from ..training.protocol import identity, settle
-from ..training.records import EpochRecord, State, Trial
+from ..training.records import EpochRecord, State, Trial, is_gapless
 from .database import (
     CHECKSUM_OF_EPOCH,
     CHECKSUM_OF_MEASUREMENT,
@@ -138,7 +138,7 @@ class Store:
     def curve(self, id: str) -> list[EpochRecord]:
         """Every recorded epoch of a trial."""
         curve = [EpochRecord(*row) for row in self._whole_rows(_SELECT_CURVE, id)]
-        if any(epoch.epoch != curve[0].epoch + after for after, epoch in enumerate(curve)):
+        if not is_gapless(curve):
             raise damaged(self.path)
         return curve
 
@@ -167,9 +167,7 @@ class Store:
     def _trial(self, row: Sequence[Any]) -> Trial:
         *columns, whole = row
         trial = _read_trial(columns) if whole else None
-        if trial is None or (
-            trial.state == "finished" and (trial.last is None or trial.last.epoch != trial.config.epochs)
-        ):
+        if trial is None or not trial.is_whole:
             raise damaged(self.path)
         return trial
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -28,6 +28,11 @@ class EpochRecord:
     """Of this run in training; evaluation and checkpoints do not count."""
     clean_train_loss: float | None = None
     """Cross entropy over the unaugmented training set after the epoch, where asked for."""
+
+
+def is_gapless(curve: Sequence[EpochRecord]) -> bool:
+    """Whether its epochs follow each other; where only results were kept, the first is not epoch 1."""
+    return all(record.epoch == curve[0].epoch + after for after, record in enumerate(curve))
 
 
 @dataclass(frozen=True)
@@ -77,6 +82,11 @@ class Trial:
     def has_result(self) -> bool:
         """Whether it need never run again."""
         return self.state in ("finished", "diverged")
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether a training can have left it: one that finished has recorded its last epoch."""
+        return self.state != "finished" or (self.last is not None and self.last.epoch == self.config.epochs)
 
     @property
     def epochs_done(self) -> int:
