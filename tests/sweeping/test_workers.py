@@ -125,7 +125,8 @@ class _Mortal:
         kinds, dies = self.script.pop(0)
         ids = [identity(config) for config in self.share.configs]
         for kind in kinds:
-            if kind == "start":
+            ids = ids[:1] if "first" in kind else ids
+            if "start" in kind:
                 yield from ((task, Started(id, Provenance.here("cpu"), 10, 0)) for id in ids)
             else:
                 yield task, Recorded(tuple((id, _EPOCH) for id in ids))
@@ -166,6 +167,23 @@ def test_an_epoch_in_between_forgives_a_loss(keeper: Keeper) -> None:
     _dispatch(pool, keeper)
     assert pool.shares == [[0, 1]] * 6
     assert all(trial.state == "running" for trial in keeper.writer.trials())
+
+
+def test_a_loss_counts_only_for_trials_that_had_begun_and_stood_still(keeper: Keeper) -> None:
+    """A share can be many packs: the second has no part in what happens while the first trains."""
+    first_trains = (["start first", "first epoch"], True)
+    first_stands_still, second_stands_still = (["start first"], True), (["start"], True)
+    pool = _Mortal(*[first_trains] * 5, *[first_stands_still] * 3, *[second_stands_still] * 2, ([], False))
+    _dispatch(pool, keeper)
+    assert pool.shares == [[0, 1]] * 7 + [[0], [1], [1], [1]], "only who is under suspicion goes alone"
+    assert [trial.state for trial in keeper.writer.trials()] == ["failed", "running"]
+
+
+def test_losses_before_anything_begins_must_follow_each_other_to_be_an_error(keeper: Keeper) -> None:
+    at_once, trains = ([], True), (["start first", "first epoch"], True)
+    pool = _Mortal(at_once, trains, at_once, trains, at_once, trains, ([], False))
+    _dispatch(pool, keeper)
+    assert pool.shares == [[0, 1]] * 7
 
 
 def test_long_shares_go_out_first_and_equal_ones_in_their_order(keeper: Keeper) -> None:

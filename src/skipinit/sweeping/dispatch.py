@@ -27,7 +27,7 @@ from .store import Writer
 from .trainer import Options, Share
 
 _TRIES = 3
-"""Losses of its worker, with no epoch in between, after which a trial is taken to be the cause."""
+"""Losses of its worker in a row, while it stood before an epoch, after which a trial is the cause."""
 
 
 class Keeper:
@@ -47,7 +47,6 @@ class Keeper:
         checkpoints.clear_drafts()
         self.epochs = {identity(config): config.epochs for config in configs}
         self.done = dict.fromkeys(self.epochs, 0)
-        self.started: set[str] = set()
         self.ended: set[str] = set()
 
     def take(self, event: Event) -> None:
@@ -55,7 +54,6 @@ class Keeper:
         match event:
             case Started(id, provenance, classes, epochs_done):
                 self.writer.start(id, provenance, classes, epochs_done)
-                self.started.add(id)
                 self._show(id, epochs_done)
             case Recorded(epochs):
                 self.writer.record(epochs)
@@ -140,7 +138,8 @@ class Dispatcher:
         self.pool, self.options, self.keeper = pool, options, keeper
         self.waiting: deque[Sequence[TrainConfig]] = deque()
         self.tasks: dict[Task, Sequence[TrainConfig]] = {}
-        self.begun: set[Task] = set()
+        self.begun: dict[Task, set[str]] = {}
+        """Shares of which anything was heard, each with its trials that have started and no epoch since."""
         self.losses: Counter[str] = Counter()
 
     def train(self, shares: Iterable[Sequence[TrainConfig]], stop: Stop) -> None:
@@ -156,21 +155,22 @@ class Dispatcher:
     def _send(self, configs: Sequence[TrainConfig]) -> None:
         contents = {identity(config): self.keeper.checkpoints.read(identity(config)) for config in configs}
         task = self.pool.start(Share(configs, self.options, self.pool.device, contents))
-        self.begun.discard(task)
+        self.begun.pop(task, None)
         self.tasks[task] = configs
 
     def _receive(self) -> None:
         for task, message in self.pool.receive(self.tasks.keys()):
             configs = self.tasks.pop(task)
             if isinstance(message, Lost):
-                self._send_again(configs, message)
+                self._send_again(configs, message, self.begun.get(task))
             elif message is not None:
                 self.tasks[task] = configs  # behind the others: each has its turn
-                self.begun.add(task)
                 self.keeper.take(message)
-                if isinstance(message, Recorded):
-                    for id, _ in message.epochs:
-                        del self.losses[id]
+                standing = self.begun.setdefault(task, set())
+                if isinstance(message, Started):
+                    standing.add(message.id)
+                elif isinstance(message, Recorded):
+                    standing.difference_update(id for id, _ in message.epochs)
 
     def _end(self) -> None:
         """Take what shares under way still hand over; one that has not begun has nothing to."""
@@ -180,20 +180,25 @@ class Dispatcher:
         while self.tasks and time.monotonic() < deadline:
             self._receive()
 
-    def _send_again(self, configs: Sequence[TrainConfig], lost: Lost) -> None:
-        """It died with its machine or for lack of memory, most likely, but a trial may be what killed it."""
-        print(f"skipinit: {lost.worker} is lost; its trials go on elsewhere", file=sys.stderr)
-        left = [identity(config) for config in configs if identity(config) not in self.keeper.ended]
-        self.losses.update(left)
-        for id in left:
-            if self.losses[id] >= _TRIES:
-                self._give_up(id, lost)
-        for members in self.keeper.groups(configs):
-            alone = any(self.losses[identity(config)] == _TRIES - 1 for config in members)
-            self.waiting.extendleft(split(members, 1 if alone else len(members)))
+    def _send_again(self, configs: Sequence[TrainConfig], lost: Lost, standing: set[str] | None) -> None:
+        """It died with its machine or for lack of memory, most likely, but a trial may be what killed it.
 
-    def _give_up(self, id: str, lost: Lost) -> None:
-        if id not in self.keeper.started:
+        Only one that stood before an epoch can be; where nothing was heard, any of them, or all workers die.
+        """
+        print(f"skipinit: {lost.worker} is lost; its trials go on elsewhere", file=sys.stderr)
+        for id in map(identity, configs):
+            self.losses[id] = self.losses[id] + 1 if standing is None or id in standing else 0
+            if self.losses[id] == _TRIES and id not in self.keeper.ended:
+                self._give_up(id, lost, heard=standing is not None)
+        last_try = {id for id in map(identity, configs) if self.losses[id] == _TRIES - 1}
+        for members in self.keeper.groups(configs):
+            if others := [config for config in members if identity(config) not in last_try]:
+                self.waiting.appendleft(others)
+            alone = [config for config in members if identity(config) in last_try]
+            self.waiting.extendleft(split(alone, 1))
+
+    def _give_up(self, id: str, lost: Lost, heard: bool) -> None:
+        if not heard:
             reason = lost.reason.partition("\n")[0]
             raise SkipinitError(f"workers die before they train anything ({reason})")
         reason = f"its worker died {_TRIES} times without finishing an epoch"
