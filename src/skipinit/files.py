@@ -121,6 +121,7 @@ def writer_lock(path: Path) -> Iterator[None]:
     """Hold the lock at `path`, or say who does. The file stays: removing it would let two in at once."""
     with _explained(path.parent, "written"):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    _held.add(descriptor)
     try:
         _acquire(descriptor, path)
         with _explained(path.parent, "written"):
@@ -128,7 +129,22 @@ def writer_lock(path: Path) -> Iterator[None]:
             os.pwrite(descriptor, json.dumps(asdict(_myself())).encode(), 0)
         yield
     finally:
-        os.close(descriptor)
+        if descriptor in _held:  # not in a forked child
+            _held.remove(descriptor)
+            os.close(descriptor)
+
+
+_held: set[int] = set()
+"""Descriptors of the locks of this process."""
+
+
+def _leave_locks_to_parent() -> None:
+    """A lock lasts until its last descriptor is closed: a child would keep it when this process is killed."""
+    while _held:
+        os.close(_held.pop())
+
+
+os.register_at_fork(after_in_child=_leave_locks_to_parent)
 
 
 def holder(path: Path) -> Holder | None:

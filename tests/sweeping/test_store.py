@@ -236,6 +236,33 @@ def test_a_second_writer_is_told_who_writes_and_changes_nothing(tmp_path: Path) 
         assert len(writer.trials()) == 5
 
 
+FORKING = """
+import os, sys
+from pathlib import Path
+from skipinit.sweeping.store import open_writer
+with open_writer(Path(sys.argv[1])):
+    if not os.fork():
+        print("forked", flush=True)
+        sys.stdin.read()
+        os._exit(0)
+    os.wait()
+"""
+
+
+def test_a_child_that_outlives_a_killed_writer_does_not_keep_its_lock(tmp_path: Path) -> None:
+    """As processes do that decode photographs: they notice after seconds that nobody is there."""
+    command = [sys.executable, "-c", FORKING, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "forked\n"
+        with open_store(tmp_path) as store:
+            assert store.writer() is not None, "a fork does not free it either"
+        process.kill()
+        process.wait()
+        with open_writer(tmp_path):
+            pass
+
+
 def test_a_store_of_another_version_is_left_alone(tmp_path: Path) -> None:
     record_trial(tmp_path, configs(1)[0])
     with sqlite3.connect(tmp_path / FILE) as connection:
