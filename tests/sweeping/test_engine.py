@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -106,6 +107,40 @@ def test_a_pack_that_runs_out_of_memory_goes_on_as_smaller_ones(
     assert sizes == [5, 2, 2, 1]
     for config in trials:
         assert _curve(tmp_path, config) == _curve(tmp_path / "alone", config)
+
+
+@pytest.fixture
+def second_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that only training steps move: seed 1 goes non-finite at step 7, seed 2 raises at step 3."""
+    step, steps = Run.train_step, [0]
+
+    def train_step(run: Run) -> None:
+        if (run.config.seed, run.position) == (2, 3):
+            raise RuntimeError("no")
+        if (run.config.seed, run.position) == (1, 7):
+            for weights in run.model.parameters():
+                weights.data.fill_(math.nan)
+        step(run)
+        steps[0] += 1
+
+    monkeypatch.setattr(Run, "train_step", train_step)
+    monkeypatch.setattr(trainer, "time", SimpleNamespace(monotonic=lambda: float(steps[0])))
+
+
+def test_trials_of_a_pack_cost_what_their_steps_do_however_they_end(
+    tmp_path: Path, second_a_step: None
+) -> None:
+    pack = [replace(SMALL, seed=seed) for seed in (0, 1, 3, 4)]
+    assert _sweep(pack, tmp_path, pack_size=4) == Outcome(4, 0, 0)
+    costs = {trial.config.seed: (trial.state, trial.seconds) for trial in _trials(tmp_path).values()}
+    finished = ("finished", pytest.approx(10))
+    assert costs == {0: finished, 1: ("diverged", pytest.approx(8)), 3: finished, 4: finished}
+
+
+def test_a_trial_that_raises_has_cost_its_steps(tmp_path: Path, second_a_step: None) -> None:
+    assert _sweep([replace(SMALL, seed=2)], tmp_path) == Outcome(0, 1, 0)
+    (failed,) = _trials(tmp_path).values()
+    assert (failed.state, failed.seconds) == ("failed", 3.0)
 
 
 @pytest.mark.parametrize("questions", [0, 3, 8])

@@ -138,6 +138,7 @@ class Trainer:
             if len(configs) == 1:
                 id = identity(configs[0])
                 reason = str(error).partition("\n")[0] or type(error).__name__
+                reporter.charge()
                 self.emit(Failed(id, reason, traceback.format_exc(), reporter.seconds.get(id, 0.0)))
             else:
                 size = len(configs) // 2 if isinstance(error, torch.OutOfMemoryError) else 1
@@ -198,7 +199,7 @@ class Reporter:
 
     def diverged(self, run: Run, step: int) -> None:
         """A result: its last epoch is the one before."""
-        self._charge([run])
+        self.charge()
         self._measured(run)
         id = identity(run.config)
         last = run.records[-1] if run.records else None
@@ -208,7 +209,7 @@ class Reporter:
 
     def paused(self, runs: Sequence[Run], last: bool) -> None:
         """Emit the epochs of all runs at once, then who is done; hand over checkpoints of the rest."""
-        self._charge(runs)
+        self.charge()
         for run in runs:
             self._measured(run)
         done = {identity(run.config): run for run in runs if run.position == run.total_steps}
@@ -243,9 +244,10 @@ class Reporter:
         id = identity(run.config)
         self.emit(Kept(id, pack_state(run, self.seconds[id])))
 
-    def _charge(self, runs: Sequence[Run]) -> None:
-        """Share the time since the last charge among the runs that had the device."""
+    def charge(self) -> None:
+        """Share the time since the last charge among the trials that had the device, whoever ends now."""
         now = time.monotonic()
-        for run in runs:
-            self.seconds[identity(run.config)] += (now - self.charged_at) / len(runs)
+        sharing = self.seconds.keys() - self.ended
+        for id in sharing:
+            self.seconds[id] += (now - self.charged_at) / len(sharing)
         self.charged_at = now
