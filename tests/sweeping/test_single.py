@@ -20,9 +20,10 @@ from skipinit.config import ModelConfig, TrainConfig
 from skipinit.errors import ConfigError, DataError, SkipinitError
 from skipinit.files import writer_lock
 from skipinit.sweeping.engine import run_sweep
+from skipinit.sweeping.exchange import entries, merge
 from skipinit.sweeping.grid import make_grid
 from skipinit.sweeping.single import train
-from skipinit.sweeping.store import open_store
+from skipinit.sweeping.store import open_store, open_writer
 from skipinit.sweeping.trained import evaluate, export
 from skipinit.training.control import Stop
 from skipinit.training.protocol import settle
@@ -296,3 +297,20 @@ def test_a_run_that_diverges_is_a_result_and_not_repeated(tmp_path: Path) -> Non
     assert _contents(tmp_path) == before
     with pytest.raises(DataError, match="this run has no checkpoint"):
         evaluate(tmp_path, device="cpu")
+
+
+def test_a_result_from_elsewhere_takes_the_checkpoint_of_the_unfinished_run_with_it(
+    finished: Path, stopped: Path, tmp_path: Path
+) -> None:
+    """Else the folder would have the accuracy of one network and the weights of another."""
+    before = _contents(finished)
+    with open_store(finished) as store, open_writer(stopped) as writer:
+        assert merge(writer, entries(store)).updated == 1
+    with open_store(stopped) as store, open_writer(finished) as writer:
+        assert merge(writer, entries(store)).kept == 1
+    assert _train(_CONFIG, stopped).records == _train(_CONFIG, finished).records
+    for use in (lambda: evaluate(stopped, device="cpu"), lambda: export(stopped, tmp_path / "model")):
+        with pytest.raises(DataError, match="no checkpoint; its result is here but not its network"):
+            use()
+    assert not (tmp_path / "model").exists()
+    assert _contents(finished)[checkpoint(finished).name] == before[checkpoint(finished).name]

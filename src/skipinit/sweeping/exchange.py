@@ -51,10 +51,11 @@ def merge(
     """Take over what `source` knows better, all of it or nothing; with what was measured of each trial.
 
     A result beats a failure beats running beats pending, and the longer curve decides among equals. Of two
-    results that disagree the first stays, and is named.
+    results that disagree the first stays, and is named. Who has a result needs no checkpoint any more.
     """
     tally: Counter[str] = Counter()
     conflicts: list[str] = []
+    overtaken: list[str] = []
 
     def better() -> Iterator[Entry]:
         # Read within the transaction that `put` writes in: a trial that comes twice meets itself.
@@ -67,11 +68,18 @@ def merge(
                 conflicts.append(trial.id)
             elif (_RANK[trial.state], len(curve)) > (_RANK[mine.state], len(writer.curve(trial.id))):
                 tally["updated"] += 1
+                if trial.has_result and not mine.has_result:
+                    overtaken.append(trial.id)
                 yield trial, curve
             else:
                 tally["kept"] += 1
 
     writer.put(better(), measured)
+    if overtaken:
+        from ..training.checkpoint import Checkpoints  # torch comes with it
+
+        for id in overtaken:
+            Checkpoints(writer.path.parent).drop(id)
     return Merged(tally["added"], tally["updated"], tally["kept"], tuple(conflicts))
 
 

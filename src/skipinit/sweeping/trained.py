@@ -81,7 +81,10 @@ def _open_run(folder: Path, place: Workplace) -> Run:
     checkpoints = Checkpoints(folder)
     state, _ = checkpoints.load(trials[0].id)
     if state is None:
-        raise DataError(f"{folder}: this run has no checkpoint; a run writes one as it goes and when it ends")
+        reason = "a run writes one as it goes and when it ends"
+        if trials[0].state == "finished":
+            reason = "its result is here but not its network, which neither sweep, merge nor import keeps"
+        raise DataError(f"{folder}: this run has no checkpoint; {reason}")
     run = place.make_run(trials[0].config)
     with checkpoints.blamed(trials[0].id):
         run.restore_network(state)
