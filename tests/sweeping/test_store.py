@@ -167,6 +167,33 @@ def test_time_left_follows_the_pace_of_this_writer(tmp_path: Path) -> None:
         assert progress(store, now=datetime.now(UTC)).writer is None
 
 
+def test_time_left_counts_failed_trials_that_are_tried_again(tmp_path: Path) -> None:
+    trials = configs(4, epochs=10)
+    raising = [identity(config) for config in trials[:2]]
+    with open_writer(tmp_path) as writer:
+        writer.add(trials)
+        for id in raising:
+            writer.start(id, HERE, classes=10)
+            writer.record([(id, measured(1))])
+            writer.fail(id, "out of memory", "Traceback …", seconds=1.0)
+        assert progress(writer).epochs_done == 20, "what raised is not tried again by itself"
+    with open_writer(tmp_path) as writer:
+        writer.add(trials)
+        began = datetime.fromisoformat(writer.meta()["session_started"])
+        assert [trial.state for trial in writer.trials()] == ["pending"] * 4
+        assert [trial.reason for trial in writer.trials()][:2] == ["out of memory"] * 2, "until it starts"
+        trained = 0
+        for id in raising:
+            writer.start(id, HERE, classes=10, epochs_done=1)
+            for epoch in range(2, 10):
+                writer.record([(id, measured(epoch))])
+                trained += 1
+                seen = progress(writer, now=began + timedelta(seconds=trained))
+                assert seen.seconds_left == pytest.approx(40 - seen.epochs_done), "at a second an epoch"
+            writer.finish(id, measured(10), step=10, seconds=1.0)
+            trained += 1
+
+
 CHILD = """
 import sys
 from pathlib import Path

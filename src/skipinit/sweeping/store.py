@@ -76,6 +76,7 @@ _INSERT_EPOCH = f"""
 INSERT OR REPLACE INTO metrics (trial, {EPOCH_COLUMNS})
 VALUES (?, ?, ?, ?, ?, ?, ?, ?)
 """
+_TRY_AGAIN = "UPDATE trials SET state = 'pending' WHERE id = ? AND state = 'failed'"
 _START = """
 UPDATE trials SET state = 'running', classes = ?, provenance = ?, started = ?,
                   step = NULL, reason = NULL, traceback = NULL, ended = NULL
@@ -176,10 +177,12 @@ class Writer(Store):
     """What the one writer can do besides."""
 
     def add(self, configs: Iterable[TrainConfig]) -> None:
-        """Add the trials that are not there yet."""
+        """Add the trials that are not there yet; those that raised wait again. The pace counts from here."""
         rows = [(identity(config), _json(to_dict(settle(config)))) for config in configs]
         with transaction(self._connection, self.path):
             self._connection.executemany("INSERT OR IGNORE INTO trials (id, config) VALUES (?, ?)", rows)
+            self._connection.executemany(_TRY_AGAIN, [(id,) for id, _ in rows])
+            self._count_from_here()
 
     def start(self, id: str, provenance: Provenance, classes: int, epochs_done: int = 0) -> None:
         """The trial runs, for the first time or on from a checkpoint after `epochs_done`: later epochs go."""
@@ -233,14 +236,17 @@ class Writer(Store):
         """Nobody else writes, so nothing runs: what was cut off waits again. The pace counts from here."""
         with transaction(self._connection, self.path):
             self._set_waiting()
-            done = sum(tally.done for tally in self.tally().values())
-            session = [("session_started", utc_now()), ("session_epochs", done)]
-            self._connection.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", session)
+            self._count_from_here()
 
     def close_session(self) -> None:
         """In good order: what has no result yet waits again."""
         with transaction(self._connection, self.path):
             self._set_waiting()
+
+    def _count_from_here(self) -> None:
+        done = sum(tally.done for tally in self.tally().values())
+        session = [("session_started", utc_now()), ("session_epochs", done)]
+        self._connection.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", session)
 
     def _set_waiting(self) -> None:
         self._connection.execute("UPDATE trials SET state = 'pending' WHERE state = 'running'")
