@@ -21,7 +21,7 @@ from skipinit.sweeping.engine import Outcome, run_sweep
 from skipinit.sweeping.grid import Grid
 from skipinit.sweeping.packs import group, split
 from skipinit.sweeping.single import train
-from skipinit.sweeping.store import open_store, open_writer
+from skipinit.sweeping.store import Writer, open_store, open_writer
 from skipinit.training.protocol import identity
 from skipinit.training.records import Trial
 from skipinit.training.run import Run
@@ -152,6 +152,26 @@ def test_a_stopped_sweep_goes_on_from_within_the_epoch(tmp_path: Path, questions
     _sweep(configs, tmp_path / "whole", pack_size=2)
     for config in configs:
         assert _curve(tmp_path / "stopped", config) == _curve(tmp_path / "whole", config)
+
+
+@pytest.mark.parametrize("continued", ["by train", "by sweep"])
+def test_a_run_killed_between_its_last_checkpoint_and_its_result_gets_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, continued: str
+) -> None:
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Writer, "finish", killed)
+        with pytest.raises(KeyboardInterrupt):
+            train(SMALL, tmp_path, device="cpu", progress=False)
+    assert not any(trial.has_result for trial in _trials(tmp_path).values())
+    monkeypatch.setattr(Run, "train_step", killed)
+    if continued == "by train":
+        assert train(SMALL, tmp_path, device="cpu", progress=False).state == "finished"
+    else:
+        assert _sweep([SMALL], tmp_path) == Outcome(1, 0, 0)
+    assert [epoch["epoch"] for epoch in _curve(tmp_path, SMALL)] == [1, 2]
 
 
 def test_a_damaged_checkpoint_costs_the_head_start_only(tmp_path: Path) -> None:

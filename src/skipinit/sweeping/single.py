@@ -104,8 +104,6 @@ def train(
             with checkpoints.blamed(identity(config)):
                 run.restore(state)
         bar.update(run.position, "training")
-        if run.position == run.total_steps:  # killed between the last checkpoint and the result
-            reporter.finish(run, run.records[-1])
         train_together([run], place.data(config.data), reporter, stop)
         return _result(run, reporter)
 

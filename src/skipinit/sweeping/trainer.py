@@ -216,11 +216,10 @@ class Reporter:
         going_on = tuple((id, epoch) for id, epoch in self.fresh if id not in done)
         if going_on:
             self.emit(Recorded(going_on))
-        for id, epoch in self.fresh:
-            if id in done:
-                if self.keep_last:
-                    self._keep(done[id])
-                self.finish(done[id], epoch)
+        for id, run in done.items():
+            if self.keep_last:
+                self._keep(run)
+            self.emit(Finished(id, run.records[-1], run.position, self.seconds[id]))
         if last or time.monotonic() - self.kept_at >= self.checkpoint_seconds:
             for run in runs:
                 if identity(run.config) not in done:
@@ -228,11 +227,6 @@ class Reporter:
             self.kept_at = time.monotonic()
         self.fresh = []
         self.ended |= done.keys()
-
-    def finish(self, run: Run, last: EpochRecord) -> None:
-        """The run has taken all its steps."""
-        id = identity(run.config)
-        self.emit(Finished(id, last, run.position, self.seconds[id]))
 
     def _measured(self, run: Run) -> None:
         """Before a checkpoint that is beyond these steps."""

@@ -173,6 +173,8 @@ def train_together(runs: Sequence[Run], data: Data, observer: Observer, stop: St
     pack = make_executor(runs, data.on_device)
     world, batch_size = runs[0].world, runs[0].config.batch_size
     position, total, steps_per_epoch = runs[0].position, runs[0].total_steps, runs[0].source.steps_per_epoch
+    if position == total:  # killed between the last checkpoint and the result
+        observer.paused(runs, last=True)
     while pack.runs and position < total:
         epoch, first = divmod(position, steps_per_epoch)
         for run in pack.runs:
