@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,9 +26,11 @@ from skipinit.sweeping.grid import make_grid
 from skipinit.sweeping.single import train
 from skipinit.sweeping.store import open_store, open_writer
 from skipinit.sweeping.trained import evaluate, export
+from skipinit.sweeping.trainer import Workplace
 from skipinit.training.control import Stop
 from skipinit.training.protocol import settle
 from skipinit.training.records import TrainResult
+from skipinit.training.run import Run
 from support.permissions import bound_by_permissions
 from support.runs import FILES, checkpoint
 
@@ -314,3 +317,21 @@ def test_a_result_from_elsewhere_takes_the_checkpoint_of_the_unfinished_run_with
             use()
     assert not (tmp_path / "model").exists()
     assert _contents(finished)[checkpoint(finished).name] == before[checkpoint(finished).name]
+
+
+def test_the_same_command_twice_gives_one_result_whoever_is_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first ends while the second builds its network."""
+    make_run, results = Workplace.make_run, []
+
+    def make_run_late(place: Workplace, *given: Any) -> Run:
+        monkeypatch.setattr(Workplace, "make_run", make_run)
+        results.append(_train(_CONFIG, tmp_path))
+        results.append(_contents(tmp_path)["result.json"])
+        return make_run(place, *given)
+
+    monkeypatch.setattr(Workplace, "make_run", make_run_late)
+    second = _train(_CONFIG, tmp_path)
+    assert [second, _contents(tmp_path)["result.json"]] == results
+    assert second.state == "finished"

@@ -95,6 +95,8 @@ def train(
         if folder and world.leads:
             emit = stack.enter_context(_recorded_in(folder, config, tensorboard))
         world.wait()
+        if folder and (ended := _ended(folder, config)):  # by another process, until this one had the folder
+            return ended
         checkpoints = None if folder is None else Checkpoints(folder)
         state, seconds = checkpoints.load(identity(config)) if checkpoints else (None, 0.0)
         keeps = emit is not _discard
