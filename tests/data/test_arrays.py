@@ -186,6 +186,7 @@ def test_what_in_memory_cannot_be_data_is_refused_and_nothing_written(
         ),
         "data: train_images are float32 that are no pixels k / 255; give uint8": (normal, test[1]),
         "data: train cannot be read; its examples must be images of one shape": _Dataset(odd, test[1]),
+        "data: train_images is empty, of shape (0, 1, 8, 8)": (normal[:0], test[1][:0]),
         "data: train_labels is of length 3; it must be as long as train_images, 2": (test[0], np.arange(3)),
         "data: training and test images are of different shapes": (test[0][..., :7], test[1]),
     }

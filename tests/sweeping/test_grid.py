@@ -7,6 +7,7 @@ import itertools
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from skipinit.config import ModelConfig, TrainConfig
@@ -166,6 +167,16 @@ def test_what_no_sweep_can_run_is_refused(axes: dict[str, object], message: str)
     with pytest.raises(ConfigError, match=re.escape(message)) as error:
         expand(axes)
     assert "\n" not in str(error.value)
+
+
+def test_a_path_is_one_data_set_and_a_list_of_paths_several(tmp_path: Path) -> None:
+    images, labels = np.zeros((4, 1, 8, 8), np.uint8), np.arange(4)
+    files = [tmp_path / "a,b.npz", tmp_path / "c.npz"]
+    for file in files:
+        np.savez(file, train_images=images, train_labels=labels, test_images=images, test_labels=labels)
+    for given, names in ((files[0], files[:1]), (files, files), ([*files, "digits"], [*files, "digits"])):
+        grid = expand({"model": "wrn10_1", "batch_size": 2, "lr": 1, "data": given})
+        assert [trial.data for trial in grid.trials] == list(map(str, names))
 
 
 def test_a_toml_file_with_parts(tmp_path: Path) -> None:

@@ -102,6 +102,8 @@ def _pixels(images: NDArray[Any], part: str) -> NDArray[Any]:
     """The images as uint8; floats, if each is k / 255, as torchvision's `ToTensor` makes them."""
     if not np.issubdtype(images.dtype, np.floating):
         return images
+    if not images.size:  # which is refused where uint8 is
+        return images.astype(np.uint8)
     pixels: NDArray[Any] = np.rint(255 * images)
     if not (np.abs(255 * images - pixels) < 1e-3).all() or pixels.min() < 0 or pixels.max() > 255:
         raise DataError(

@@ -120,11 +120,14 @@ def _combine(values: Mapping[str, Sequence[Any]]) -> Iterator[TrainConfig]:
 
 
 def _named(axis: str, given: object) -> object:
-    """Factories and data that were handed over, by name; a list of names is several data sets."""
+    """Factories and data that were handed over, by name; a list of names or paths is several data sets."""
     if axis == "model" and callable(given):
         return name_factory(given)
-    names = isinstance(given, Sequence) and all(isinstance(each, str) for each in given)
-    return name_data(given) if axis == "data" and not names else given
+    if axis != "data" or isinstance(given, str):
+        return given
+    if isinstance(given, Sequence) and all(isinstance(each, str | Path) for each in given):
+        return [str(each) for each in given]
+    return [name_data(given)]
 
 
 def make_grid(trials: Iterable[TrainConfig]) -> Grid:
