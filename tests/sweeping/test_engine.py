@@ -228,6 +228,10 @@ def test_the_command_trains_shows_and_goes_on(tmp_path: Path, capsys: pytest.Cap
         (["--lr", "0.1", "--time-limit", "soon"], "write it as 90s, 9m or 2h"),
         (["--lr", "0.1", "--pack-size", "0"], "pack_size 0 is not allowed"),
         ([], "lr is not given"),
+        (["--lr", "0.1", "--ghost-batch", "48,16"], "ghost_batch 48 does not divide batch_size 64"),
+        (["--lr", "0.1", "--batch-size", "64,5000"], "batch_size 5000 is larger than the 1442 training"),
+        (["--lr", "0.1", "--num-classes", "3"], "num_classes 3 is too few for digits; it must be 10 or more"),
+        (["--lr", "0.1", "--in-channels", "3"], "in_channels 3 does not fit digits; it must be 1"),
     ],
 )
 def test_a_wrong_flag_is_one_line(
@@ -241,9 +245,9 @@ def test_a_wrong_flag_is_one_line(
     assert not (tmp_path / "sweep").exists()
 
 
-def test_a_failed_trial_makes_the_exit_code_three(tmp_path: Path) -> None:
-    command = ["sweep", "wrn10_1", "--scheme", "batchnorm", "--lr", "0.1", "--epochs", "1"]
-    command += ["--data", "digits", "--ghost-batch", "48", "--batch-size", "256", "--device", "cpu"]
+def test_a_failed_trial_makes_the_exit_code_three(tmp_path: Path, second_a_step: None) -> None:
+    command = ["sweep", "wrn10_1", "--scheme", "batchnorm", "--lr", "0.1", "--epochs", "1", "--seed", "2"]
+    command += ["--data", "digits", "--batch-size", "256", "--device", "cpu"]
     assert main([*command, "--out", str(tmp_path)]) == 3
 
 

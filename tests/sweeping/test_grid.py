@@ -179,6 +179,15 @@ def test_a_path_is_one_data_set_and_a_list_of_paths_several(tmp_path: Path) -> N
         assert [trial.data for trial in grid.trials] == list(map(str, names))
 
 
+def test_data_of_ones_own_is_looked_at_where_it_is_there(tmp_path: Path) -> None:
+    images, file = np.zeros((4, 1, 8, 8), np.uint8), tmp_path / "own.npz"
+    axes = {"model": "wrn10_1", "data": file, "batch_size": 8, "lr": 1, "num_classes": 2, "in_channels": 1}
+    assert len(expand(axes).trials) == 1, "a node of a cluster may have it"
+    np.savez(file, train_images=images, train_labels=[0, 1] * 2, test_images=images, test_labels=[0, 1] * 2)
+    with pytest.raises(ConfigError, match="batch_size 8 is larger than the 4 training examples"):
+        expand(axes)
+
+
 def test_a_toml_file_with_parts(tmp_path: Path) -> None:
     file = tmp_path / "table1.toml"
     file.write_text(

@@ -27,10 +27,10 @@ from ..nets.own import is_own
 from ..provenance import Provenance
 from ..training.checkpoint import Checkpoints
 from ..training.loop import make_executor
-from ..training.protocol import identity, settle
+from ..training.protocol import identity, settle, steps_per_epoch
 from ..training.records import Trial
 from ..training.run import Run
-from ..training.sources import DeviceImages, steps_per_epoch
+from ..training.sources import DeviceImages
 from ..training.world import World, find_device, open_device
 from .packs import MEMORY_SHARE, PackKey, group, split
 from .store import FILE, open_store

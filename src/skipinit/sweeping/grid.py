@@ -16,17 +16,26 @@ import math
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from ..config import ModelConfig, TrainConfig, option_types, rerun
-from ..errors import ConfigError, unknown_name
+from ..data.catalog import DATA_SETS, describe
+from ..errors import ConfigError, DataError, unknown_name
 from ..files import read_whole
 from ..nets.own import name_factory
 from ..notation import read_value
-from ..training.protocol import identity, make_train_config, name_data, settle
+from ..training.protocol import (
+    check_fit,
+    identity,
+    make_train_config,
+    name_data,
+    settle,
+    steps_per_epoch,
+)
 
 MAX_TRIALS = 1_000_000
 
@@ -185,4 +194,18 @@ def _trial(chosen: dict[str, Any]) -> TrainConfig:
             raise ConfigError(f"depth {depth}: it is the n of wrn{{n}}_{{k}}, and {name} has none")
         name = re.sub(r"\d+", str(depth), name, count=1)
     network = {key: chosen.pop(key) for key in option_types(ModelConfig) if key in chosen}
-    return make_train_config(ModelConfig(name, **network), **chosen)
+    config = make_train_config(ModelConfig(name, **network), **chosen)
+    _check_batch_and_data(config)
+    return config
+
+
+def _check_batch_and_data(config: TrainConfig) -> None:
+    """Refuse what could only become failed trials. Of photographs, the folder that trains them will tell."""
+    ghost, size = config.model.ghost_batch, config.batch_size
+    if ghost is not None and size % ghost:
+        raise ConfigError(f"ghost_batch {ghost} does not divide batch_size {size}")
+    if config.data.endswith(".npz") or (config.data in DATA_SETS and DATA_SETS[config.data].in_memory):
+        with suppress(DataError):  # it is not here; a node of a cluster may have it
+            entry = describe(config.data)
+            check_fit(config, entry.shape[0], entry.num_classes)
+            steps_per_epoch(entry.train_size, config)

@@ -126,6 +126,28 @@ def settle(config: TrainConfig) -> TrainConfig:
     return config if model == config.model else replace(config, model=model)
 
 
+def steps_per_epoch(examples: int, config: TrainConfig) -> int:
+    """Whole batches only: the last partial one is dropped in training."""
+    if config.batch_size > examples:
+        raise ConfigError(
+            f"batch_size {config.batch_size} is larger than the {examples} training examples of {config.data}"
+        )
+    return examples // config.batch_size
+
+
+def check_fit(config: TrainConfig, channels: int, classes: int) -> None:
+    """A label beyond the classifier would end the run in an index error, or the device in an assertion."""
+    model = config.model
+    if model.in_channels != channels:
+        raise ConfigError(
+            f"in_channels {model.in_channels} does not fit {config.data}; it must be {channels}"
+        )
+    if model.num_classes is None or model.num_classes < classes:
+        raise ConfigError(
+            f"num_classes {model.num_classes} is too few for {config.data}; it must be {classes} or more"
+        )
+
+
 def identity(config: TrainConfig) -> str:
     """Sixteen hexadecimal digits that two configs share only if they are the same run.
 

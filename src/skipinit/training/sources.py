@@ -20,7 +20,7 @@ from ..data.augment import crop_flip, epoch_plan, standardize
 from ..data.catalog import DataSet, describe
 from ..data.images import ImageSet, load
 from ..data.photographs import SIZE, Batch, CentreCrop, RandomCrop, Split, folder_batches, open_folder
-from ..errors import ConfigError
+from .protocol import check_fit, steps_per_epoch
 from .world import World
 
 if TYPE_CHECKING:
@@ -126,35 +126,13 @@ def summed_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(logits.float(), labels, reduction="sum")
 
 
-def steps_per_epoch(examples: int, config: TrainConfig) -> int:
-    """Whole batches only: the last partial one is dropped in training."""
-    if config.batch_size > examples:
-        raise ConfigError(
-            f"batch_size {config.batch_size} is larger than the {examples} training examples of {config.data}"
-        )
-    return examples // config.batch_size
-
-
-def _check_fit(config: TrainConfig, channels: int, classes: int) -> None:
-    """A label beyond the classifier would end the run in an index error, or the device in an assertion."""
-    model = config.model
-    if model.in_channels != channels:
-        raise ConfigError(
-            f"in_channels {model.in_channels} does not fit {config.data}; it must be {channels}"
-        )
-    if model.num_classes is None or model.num_classes < classes:
-        raise ConfigError(
-            f"num_classes {model.num_classes} is too few for {config.data}; it must be {classes} or more"
-        )
-
-
 class DeviceSource:
     """Batches gathered from images that live on the device, by the plan of the epoch."""
 
     def __init__(self, data: DeviceImages, config: TrainConfig, world: World) -> None:
         self.images, self.labels = data.images.train_images, data.images.train_labels
         self.shape = data.entry.shape
-        _check_fit(config, data.entry.shape[0], data.entry.num_classes)
+        check_fit(config, data.entry.shape[0], data.entry.num_classes)
         self.steps_per_epoch = steps_per_epoch(data.train_size, config)
         self.config, self.world = config, world
         self.padding, self.flips = (data.entry.padding, data.entry.flip) if config.augment else (0, False)
@@ -193,7 +171,7 @@ class DecodedSource:
 
     def __init__(self, data: Photographs, config: TrainConfig, world: World) -> None:
         self.split, self.config, self.world = data.folder.train, config, world
-        _check_fit(config, 3, data.folder.num_classes)
+        check_fit(config, 3, data.folder.num_classes)
         self.steps_per_epoch = steps_per_epoch(data.train_size, config)
         self.arriving: Iterator[Batch] = iter(())
         local = config.batch_size // world.size
