@@ -5,8 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -16,7 +15,6 @@ from torch.nn.parameter import is_lazy
 
 from ..errors import ConfigError, SkipinitError, one_line
 from ..probing.adds import BRANCH_SCALAR
-from ..probing.balance import ProbeReport
 from ..probing.forward import Inputs, Mode, check_model, example_inputs
 from ..probing.measure import measure
 from .changes import Conversion
@@ -29,7 +27,9 @@ from .folding import (
     is_batch_norm,
     rounding_tolerance,
 )
+from .passes import Pass
 from .plan import Choice, ClassifierStart, Plan, Selection, make_plan, make_selection
+from .remarks import listed, warn_of_exceptions
 from .removal import unreached_norms
 from .surgery import Surgery, disable_inplace
 
@@ -100,10 +100,10 @@ def convert(
     mode: Mode = "evaluation" if keep_function else "whole"
     before = measure(prepared, inputs, mode)
     expected = finite_outputs(prepared, inputs) if keep_function else []
-    surgery = _operate(prepared, flow, plan, selection, norm_types, inputs)
+    surgery, loose = _operate(prepared, flow, plan, selection, norm_types, inputs)
     converted = surgery.model
     if strict and surgery.left:
-        raise SkipinitError(f"{type(model).__name__}: {_list(surgery.left)}")
+        raise SkipinitError(f"{type(model).__name__}: {listed(surgery.left)}")
     difference = compare_outputs(converted, inputs, expected) if keep_function else None
     if difference is not None and not difference <= rounding_tolerance(expected):
         options = {"scheme": scheme, "biases": biases, "dropout": dropout, "exclude": exclude, "only": only}
@@ -112,7 +112,7 @@ def convert(
     after = measure(converted, inputs, mode)
     unreached = [name for name in unreached_norms(converted, flow.norms) if name in selection]
     left = surgery.left | dict.fromkeys(unreached, "not reached by the inputs")
-    _warn(after, flow, surgery, left, plan)
+    warn_of_exceptions(after, flow, surgery, left, plan, loose)
     return Conversion(
         model=converted,
         scheme=scheme,
@@ -133,15 +133,18 @@ def _operate(
     selection: Selection,
     norm_types: tuple[type[nn.Module], ...],
     inputs: Inputs,
-) -> Surgery:
-    """Change a copy, and check that each scalar governs its whole branch; otherwise move or omit it."""
+) -> tuple[Surgery, set[str]]:
+    """Change a copy, and check that each scalar governs its whole branch; otherwise move or omit it.
+
+    Returns also the blocks that no scalar governs.
+    """
     at_the_add, unscaled, stand_ins = set[str](), set[str](), False
     while True:
         model = copy.deepcopy(prepared)
         surgery = Surgery(model, flow, plan, selection, norm_types, at_the_add, unscaled, stand_ins)
         surgery.run()
         try:
-            loose = _contributing_at_zero(model, inputs)
+            loose = _contributing_at_zero(model, inputs, flow.passes)
         except ConfigError as error:
             if stand_ins or not isinstance(error.__cause__, AttributeError):
                 raise
@@ -150,7 +153,7 @@ def _operate(
         tails = {block.add.name for block in surgery.on_tail}
         sites = {block.add.name for block in surgery.on_site}
         if plan.scheme.merge != "scale" or not loose & (tails | sites):
-            return surgery
+            return surgery, loose
         at_the_add |= loose & tails
         unscaled |= loose & sites
 
@@ -214,17 +217,21 @@ def _check_norms(norms: type[nn.Module] | Sequence[type[nn.Module]]) -> tuple[ty
     return types
 
 
-def _contributing_at_zero(model: nn.Module, inputs: Inputs) -> set[str]:
-    """The blocks whose branch adds something even when every scalar is 0."""
+def _contributing_at_zero(model: nn.Module, inputs: Inputs, passes: Iterable[Pass]) -> set[str]:
+    """The blocks whose branch adds something in one of these passes even when every scalar is 0."""
+    loose = set[str]()
     scalars = [p for name, p in model.named_parameters() if name.endswith(BRANCH_SCALAR)]
     values = [scalar.detach().clone() for scalar in scalars]
     with torch.no_grad():
         for scalar in scalars:
             scalar.zero_()
-        rows = measure(model, inputs, "whole").rows
+        for run in passes:
+            with run.prepared(model):
+                rows = measure(model, inputs, run.mode).rows
+            loose.update(row.name for row in rows if row.branch_variance != 0)
         for scalar, value in zip(scalars, values, strict=True):
             scalar.copy_(value)
-    return {row.name for row in rows if row.branch_variance != 0}
+    return loose
 
 
 def _check_in_double(
@@ -248,56 +255,3 @@ def _check_in_double(
         f"in float64 by {exact:.1e}; a trained network does so less",
         stacklevel=4,
     )
-
-
-_NAMED = 6
-"""Names with the same reason that a message lists at most."""
-
-
-def _list(reasons: Mapping[str, str]) -> str:
-    """The names with their reasons; of many with the same reason, the first."""
-    groups: defaultdict[str, list[str]] = defaultdict(list)
-    for name, reason in reasons.items():
-        groups[reason].append(name)
-    words = []
-    for reason, names in groups.items():
-        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-        words.append(f"{', '.join(names[:_NAMED])}{more}" + (f" ({reason})" if reason else ""))
-    return "; ".join(words)
-
-
-def _warn(after: ProbeReport, flow: Flow, surgery: Surgery, left: Mapping[str, str], plan: Plan) -> None:
-    """Warn of what matters for training."""
-    if plan.keep_function:
-        left = {name: reason for name, reason in left.items() if "no batch norm" not in reason}
-    if left:
-        warnings.warn(
-            f"left as they were: {_list(left)}; strict=True makes this an error, exclude= silences it",
-            stacklevel=3,
-        )
-    if plan.keep_function:
-        return
-    removed = {change.module for change in surgery.changes if change.removed}
-    on_skip = dict.fromkeys((name for name in flow.norms_on_skip if name in removed), "")
-    if on_skip:
-        warnings.warn(
-            f"{_list(on_skip)}: the skip path went through these norms, where none should be, since there "
-            "they do not bias blocks towards the identity (paper, section 7); they were removed, and "
-            "the blocks are x + alpha f(x) now, another architecture than the one that was tuned",
-            stacklevel=3,
-        )
-    doubtful = {block.add.name: block.add.doubt for block in surgery.blocks if block.add.doubt}
-    if doubtful and plan.scheme.merge == "scale":
-        shown = {name: f"doubtful: {doubt}" for name, doubt in doubtful.items()}
-        warnings.warn(f"{_list(shown)}; scaled as blocks, exclude= leaves them alone", stacklevel=3)
-    if plan.scheme.merge == "scale" and plan.alpha == 0 and not plan.scheme.fixup:
-        chosen = {block.add.name for block in surgery.chosen}
-        loose = {r.name: f"{r.branch_share:.0%}" for r in after.rows if r.branch_share and r.name in chosen}
-        if after.first_nonfinite in chosen:
-            loose[after.first_nonfinite] = "NaN or infinity"
-        if loose:
-            warnings.warn(
-                f"branches that contribute from the start, unlike SkipInit's: {_list(loose)}; a deep network "
-                "may not train: end each in a module of its own that is used nowhere else",
-                stacklevel=3,
-            )

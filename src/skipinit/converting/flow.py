@@ -1,22 +1,24 @@
-"""What one forward pass tells about a model: where branches end, which layer feeds each norm, and which
-layer classifies.
+"""What forward passes tell about a model: where branches end, which layer feeds each norm, and which layer
+classifies.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
 
+from ..errors import ConfigError
 from ..probing.adds import ResidualAdd, TracedAdd, describe_adds
-from ..probing.forward import Inputs, traced
+from ..probing.forward import Inputs, Mode, traced
 from ..probing.operations import Kind, Node, tensors_in
 from ..probing.trace import Tracer
 from .folding import is_frozen_batch_norm
+from .passes import FURTHER, WHOLE, Pass
 from .plan import outwards
 from .sites import Site, SiteFinder
 
@@ -34,11 +36,18 @@ class Block:
     """The weights of the branch's linear maps, in order."""
     returns_sum: bool
     """Whether the module that adds returns the sum, or the sum after one activation module."""
+    other_sites: tuple[Site, ...] = ()
+    """Where the add is when training or evaluation takes another way through the source."""
+
+    @property
+    def is_recomputed(self) -> bool:
+        """Whether its own module checkpoints the add."""
+        return any(site.is_recomputed for site in (self.site, *self.other_sites) if site is not None)
 
 
 @dataclass(frozen=True)
 class Flow:
-    """One forward pass, by the names of modules."""
+    """A forward pass in which no layer is dropped, by the names of modules."""
 
     blocks: tuple[Block, ...]
     norms: tuple[str, ...]
@@ -53,19 +62,65 @@ class Flow:
     """How many calls of each module computed something."""
     classifier: str | None
     """The dense layer that computes the model's output."""
+    passes: tuple[Pass, ...] = (WHOLE,)
+    """Those that the model can do with these inputs, and that together meet every block in training."""
 
 
 def find_flow(model: nn.Module, inputs: Inputs, norm_types: tuple[type[nn.Module], ...]) -> Flow:
-    """Run the model once, with no layer dropped; it is left as it was."""
+    """Run the model with no layer dropped, then in evaluation and in training; it is left as it was."""
+    flow = _whole_flow(model, inputs, norm_types)
+    others, passes = [set[Site]() for _ in flow.blocks], [WHOLE]
+    unseen = set(range(len(flow.blocks)))
+    for further in FURTHER:
+        if further.mode == "training" and not unseen:
+            break
+        with suppress(ConfigError), further.prepared(model):  # In training some models want targets.
+            for number, site in _sites_elsewhere(flow, model, inputs, further):
+                others[number].add(site)
+                if further.mode == "training":
+                    unseen.discard(number)
+            passes.append(further)
+    blocks = (
+        replace(block, other_sites=tuple(sites - {block.site}))
+        for block, sites in zip(flow.blocks, others, strict=True)
+    )
+    return replace(flow, blocks=tuple(blocks), passes=tuple(passes))
+
+
+def _sites_elsewhere(
+    flow: Flow, model: nn.Module, inputs: Inputs, further: Pass
+) -> Iterator[tuple[int, Site]]:
+    """The number of each block that another pass meets, and where; blocks are known by their layers."""
+    numbers: defaultdict[tuple[str, frozenset[str]], list[int]] = defaultdict(list)
+    for number, block in enumerate(flow.blocks):
+        numbers[block.add.module, frozenset(block.add.parameters)].append(number)
+    met: Counter[tuple[str, frozenset[str]]] = Counter()
+    with _sites(model, inputs, further.mode) as (tracer, finder, _):
+        for add, traced_add in zip(describe_adds(tracer.adds, ""), tracer.adds, strict=True):
+            layers = add.module, frozenset(add.parameters)
+            same, site = numbers.get(layers), finder.sites.get(traced_add)
+            if same and site is not None:
+                yield same[min(met[layers], len(same) - 1)], site
+            met[layers] += 1
+
+
+@contextmanager
+def _sites(model: nn.Module, inputs: Inputs, mode: Mode) -> Iterator[tuple[Tracer, SiteFinder, Any]]:
+    """A traced pass, with the sites of its adds and the model's output."""
     finders: list[SiteFinder] = []
 
     def watch(tracer: Tracer) -> SiteFinder:
         finders.append(SiteFinder(tracer))
         return finders[-1]
 
+    with traced(model, inputs, mode, around=watch) as (tracer, output):
+        yield tracer, finders[0], output
+
+
+def _whole_flow(model: nn.Module, inputs: Inputs, norm_types: tuple[type[nn.Module], ...]) -> Flow:
     with (
         _norm_outputs(model) as norm_outputs,
-        traced(model, inputs, "whole", around=watch) as (tracer, output),
+        _sites(model, inputs, WHOLE.mode) as (tracer, finder, output),
     ):
         outputs = _output_nodes(tracer, output)
         nodes = _ancestors([*outputs, *(add.node for add in tracer.adds)])
@@ -74,7 +129,7 @@ def find_flow(model: nn.Module, inputs: Inputs, norm_types: tuple[type[nn.Module
         norms = _norms(model, nodes, norm_types)
         return Flow(
             blocks=tuple(
-                _block(model, add, traced_add, finders[0].sites.get(traced_add), users)
+                _block(model, add, traced_add, finder.sites.get(traced_add), users)
                 for add, traced_add in zip(adds, tracer.adds, strict=True)
             ),
             norms=tuple(dict.fromkeys(norms.values())),

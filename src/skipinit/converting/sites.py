@@ -18,9 +18,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.fx import Proxy
 from torch.nn.modules import module as torch_module
 from torch.overrides import TorchFunctionMode
 
+from ..errors import SkipinitError
 from ..probing.adds import TracedAdd
 from ..probing.trace import Tracer
 
@@ -34,8 +36,9 @@ _FUNCTIONS = {
 } | {"__add__", "__radd__", "__iadd__", "__sub__", "__isub__"}
 
 _OUT_OF_PLACE = {"__add__", "__radd__", "__sub__"}
-# The forward of an extension, and what `torch.compiler.disable` puts around it.
-_NOT_THE_MODELS = (f"{__package__}.", "torch._dynamo")
+# The forward of an extension, and what `torch.compiler.disable` and autograd functions put around a function.
+_NOT_THE_MODELS = (f"{__package__}.", "torch._dynamo", "torch._compile", "torch.autograd")
+_CHECKPOINT = "torch.utils.checkpoint"
 
 Path = tuple[str, ...]
 
@@ -52,6 +55,11 @@ class Site:
     operand: int
     """Which operand is the branch: 0 or 1."""
 
+    @property
+    def is_recomputed(self) -> bool:
+        """Whether the backward pass runs the expression again by itself, outside of the module's forward."""
+        return _CHECKPOINT in self.path
+
 
 def call_path(frame: FrameType | None) -> tuple[Path, nn.Module | None]:
     """The places in the source from this frame out to the module that is running, and that module."""
@@ -60,7 +68,9 @@ def call_path(frame: FrameType | None) -> tuple[Path, nn.Module | None]:
         home = frame.f_globals.get("__name__", "")
         if home == torch_module.__name__:
             return tuple(path), frame.f_locals.get("self")
-        if not home.startswith(_NOT_THE_MODELS):
+        if home == _CHECKPOINT:
+            path.append(_CHECKPOINT)
+        elif not home.startswith(_NOT_THE_MODELS):
             path.append(_place(frame.f_code, frame.f_lasti))
         frame = frame.f_back
     return tuple(path), None
@@ -108,6 +118,11 @@ class ScaledAdds(nn.Module):
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Frames tell which addition it is; a compiler has none, so it leaves this module out."""
+        if any(isinstance(arg, Proxy) for arg in (*args, *kwargs.values())):
+            raise SkipinitError(
+                f"{_class_name(self)} scales its branch at the add, which torch.fx cannot trace; "
+                "use torch.export"
+            )
         with _Scaling(self):
             return super().forward(*args, **kwargs)
 
@@ -125,6 +140,7 @@ class _Scaling(TorchFunctionMode):
         if getattr(function, "__name__", "") in _FUNCTIONS:
             path, running = call_path(sys._getframe(1))
             if running is self.module:
+                self._check_recomputation(path)
                 hits = self.module.branch_sites.get(path)
                 hit = self.hits[path]
                 self.hits[path] += 1
@@ -134,6 +150,20 @@ class _Scaling(TorchFunctionMode):
                     scale = self.module.branch_scales[found[0]]
                     return _add(function, found[1], scale, args, kwargs)
         return function(*args, **kwargs)
+
+    def _check_recomputation(self, path: Path) -> None:
+        """Raise at an add that the backward pass will run again where no mode scales it."""
+        if _CHECKPOINT in path and path[0] in {site[0] for site in self.module.branch_sites}:
+            raise SkipinitError(
+                f"{_class_name(self.module)} checkpoints its own add, which is then recomputed without the "
+                "branch scalar; checkpoint the module as a whole"
+            )
+
+
+def _class_name(module: ScaledAdds) -> str:
+    """The name of the user's class."""
+    kind: Any = type(module)
+    return str(kind.extended[0].__name__)
 
 
 def _add(

@@ -65,7 +65,7 @@ class Surgery:
                 self.unscaled.append(block)
             elif alone and block.add.name not in at_the_add:
                 self.on_tail.append(block)
-            elif block.site is not None and not isinstance(self._adder(block), nn.Sequential):
+            elif block.site and not (block.is_recomputed or isinstance(self._adder(block), nn.Sequential)):
                 self.on_site.append(block)
             elif scaled:
                 self.unscaled.append(block)
@@ -76,8 +76,12 @@ class Surgery:
     @property
     def left(self) -> dict[str, str]:
         """Branches without a scalar and norms that stayed, each with the reason."""
-        reason = "its branch cannot be scaled from outside; let a module of its own end it, used nowhere else"
-        return {block.add.name: reason for block in self.unscaled} | self.removal.left
+        own = "let a module of its own end it, used nowhere else"
+        reasons = {
+            False: f"its branch cannot be scaled from outside; {own}",
+            True: f"its add is checkpointed by its own module; checkpoint the module as a whole, or {own}",
+        }
+        return {block.add.name: reasons[block.is_recomputed] for block in self.unscaled} | self.removal.left
 
     def _adder(self, block: Block) -> nn.Module:
         return self.model.get_submodule(block.add.module)
@@ -151,8 +155,9 @@ class Surgery:
                 adder.branch_scales.append(BranchScale(alpha, bias))
                 name = f"{block.add.module}.branch_scales.{numbers[layers]}".lstrip(".")
                 self._log_scalar(block, name, bias)
-            hits = adder.branch_sites.setdefault(block.site.path, {})
-            hits[block.site.hit] = numbers[layers], block.site
+            for site in (block.site, *block.other_sites):
+                hits = adder.branch_sites.setdefault(site.path, {})
+                hits.setdefault(site.hit, (numbers[layers], site))
 
     def _scalars(self, block: Block, layer: nn.Module) -> tuple[nn.Parameter, nn.Parameter | None]:
         """The branch's scalar and, where an activation follows the add, the bias before it."""

@@ -1,0 +1,82 @@
+"""What a conversion says of the exceptions: what was left, and what contributes from the start."""
+
+from __future__ import annotations
+
+import warnings
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+
+from ..probing.balance import ProbeReport
+from .flow import Flow
+from .plan import Plan
+from .surgery import Surgery
+
+_NAMED = 6
+"""Names with the same reason that a message lists at most."""
+
+
+def listed(reasons: Mapping[str, str]) -> str:
+    """The names with their reasons; of many with the same reason, the first."""
+    groups: defaultdict[str, list[str]] = defaultdict(list)
+    for name, reason in reasons.items():
+        groups[reason].append(name)
+    words = []
+    for reason, names in groups.items():
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        words.append(f"{', '.join(names[:_NAMED])}{more}" + (f" ({reason})" if reason else ""))
+    return "; ".join(words)
+
+
+def warn_of_exceptions(
+    after: ProbeReport,
+    flow: Flow,
+    surgery: Surgery,
+    left: Mapping[str, str],
+    plan: Plan,
+    ungoverned: Iterable[str],
+) -> None:
+    """Warn of what matters for training."""
+    if surgery.on_site and not any(run.mode == "training" for run in flow.passes):
+        unchecked = dict.fromkeys((block.add.name for block in surgery.on_site), "")
+        warnings.warn(
+            f"{after.model} takes no such inputs in training mode, so what it adds there is not checked: "
+            f"{listed(unchecked)} may lose their scalars if that is another line of the source",
+            stacklevel=3,
+        )
+    if plan.keep_function:
+        left = {name: reason for name, reason in left.items() if "no batch norm" not in reason}
+    if left:
+        warnings.warn(
+            f"left as they were: {listed(left)}; strict=True makes this an error, exclude= silences it",
+            stacklevel=3,
+        )
+    if plan.keep_function:
+        return
+    removed = {change.module for change in surgery.changes if change.removed}
+    on_skip = dict.fromkeys((name for name in flow.norms_on_skip if name in removed), "")
+    if on_skip:
+        warnings.warn(
+            f"{listed(on_skip)}: the skip path went through these norms, where none should be, since there "
+            "they do not bias blocks towards the identity (paper, section 7); they were removed, and "
+            "the blocks are x + alpha f(x) now, another architecture than the one that was tuned",
+            stacklevel=3,
+        )
+    doubtful = {block.add.name: block.add.doubt for block in surgery.blocks if block.add.doubt}
+    if doubtful and plan.scheme.merge == "scale":
+        shown = {name: f"doubtful: {doubt}" for name, doubt in doubtful.items()}
+        warnings.warn(f"{listed(shown)}; scaled as blocks, exclude= leaves them alone", stacklevel=3)
+    if plan.scheme.merge == "scale" and plan.alpha == 0 and not plan.scheme.fixup:
+        chosen = {block.add.name for block in surgery.chosen}
+        loose = {r.name: f"{r.branch_share:.0%}" for r in after.rows if r.branch_share and r.name in chosen}
+        known = {block.add.name for block in flow.blocks}
+        for name in ungoverned:
+            if name not in known and name.partition("#")[0] in surgery.selection:
+                loose[name] = "in training"
+        if after.first_nonfinite in chosen:
+            loose[after.first_nonfinite] = "NaN or infinity"
+        if loose:
+            warnings.warn(
+                f"branches that contribute from the start, unlike SkipInit's: {listed(loose)}; a deep "
+                "network may not train: end each in a module of its own that is used nowhere else",
+                stacklevel=3,
+            )
