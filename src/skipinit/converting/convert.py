@@ -19,6 +19,7 @@ from ..probing.forward import Inputs, Mode, check_model, example_inputs
 from ..probing.measure import measure
 from .changes import Conversion
 from .first_outputs import start_outputs
+from .fixup import start_fixup
 from .flow import Flow, find_flow
 from .folding import (
     compare_outputs,
@@ -108,6 +109,8 @@ def convert(
     if difference is not None and not difference <= rounding_tolerance(expected):
         options = {"scheme": scheme, "biases": biases, "dropout": dropout, "exclude": exclude, "only": only}
         _check_in_double(model, inputs, difference, expected, **options)
+    if plan.scheme.fixup:
+        start_fixup(surgery, inputs)
     start_outputs(surgery, inputs)
     after = measure(converted, inputs, mode)
     unreached = [name for name in unreached_norms(converted, flow.norms) if name in selection]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ..errors import ConfigError
 from ..probing.adds import ResidualAdd, TracedAdd, describe_adds
 from ..probing.forward import Inputs, Mode, traced
-from ..probing.operations import Kind, Node, tensors_in
+from ..probing.operations import Kind, Node, origins, tensors_in
 from ..probing.trace import Tracer
 from .folding import is_frozen_batch_norm
 from .passes import FURTHER, WHOLE, Pass
@@ -34,6 +34,8 @@ class Block:
     """Where in the source of its module the add is."""
     weights: tuple[str, ...]
     """The weights of the branch's linear maps, in order."""
+    ends: tuple[str, ...]
+    """Those of them that no other linear map follows: one, or one on each way that joins at the end."""
     returns_sum: bool
     """Whether the module that adds returns the sum, or the sum after one activation module."""
     other_sites: tuple[Site, ...] = ()
@@ -215,9 +217,30 @@ def _block(
     site: Site | None,
     users: Mapping[Node, list[Node]],
 ) -> Block:
-    used = [name for n in traced_add.paths.branch if n.kind is Kind.LINEAR for name in n.parameters]
-    weights = tuple(name for name in used if model.get_parameter(name).dim() > 1)
-    return Block(add, _tail(traced_add), site, weights, _returns_sum(traced_add.node, users))
+    def weights(nodes: Iterable[Node]) -> tuple[str, ...]:
+        used = [name for node in nodes if node.kind is Kind.LINEAR for name in node.parameters]
+        return tuple(dict.fromkeys(name for name in used if model.get_parameter(name).dim() > 1))
+
+    return Block(
+        add,
+        _tail(traced_add),
+        site,
+        weights(traced_add.paths.branch),
+        weights(_last_maps(traced_add)),
+        _returns_sum(traced_add.node, users),
+    )
+
+
+def _last_maps(add: TracedAdd) -> list[Node]:
+    """The linear maps on the branch from which a way without another one leads to the add, in order."""
+    branch, found, waiting = set(add.paths.branch), set[Node](), [add.branch]
+    while waiting:
+        node = waiting.pop()
+        if node in branch and node not in found:
+            found.add(node)
+            if node.kind is not Kind.LINEAR:
+                waiting += origins(node, learned=True, along_skips=True)
+    return sorted((node for node in found if node.kind is Kind.LINEAR), key=lambda node: node.order)
 
 
 def _tail(add: TracedAdd) -> str | None:

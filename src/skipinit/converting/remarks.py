@@ -65,7 +65,7 @@ def warn_of_exceptions(
     if doubtful and plan.scheme.merge == "scale":
         shown = {name: f"doubtful: {doubt}" for name, doubt in doubtful.items()}
         warnings.warn(f"{listed(shown)}; scaled as blocks, exclude= leaves them alone", stacklevel=3)
-    if plan.scheme.merge == "scale" and plan.alpha == 0 and not plan.scheme.fixup:
+    if plan.scheme.merge == "scale" and (plan.alpha == 0 or plan.scheme.fixup):
         chosen = {block.add.name for block in surgery.chosen}
         loose = {r.name: f"{r.branch_share:.0%}" for r in after.rows if r.branch_share and r.name in chosen}
         known = {block.add.name for block in flow.blocks}
@@ -74,9 +74,12 @@ def warn_of_exceptions(
                 loose[name] = "in training"
         if after.first_nonfinite in chosen:
             loose[after.first_nonfinite] = "NaN or infinity"
+        origin, end = (
+            ("Fixup's", "dense layer or convolution") if plan.scheme.fixup else ("SkipInit's", "module")
+        )
         if loose:
             warnings.warn(
-                f"branches that contribute from the start, unlike SkipInit's: {listed(loose)}; a deep "
-                "network may not train: end each in a module of its own that is used nowhere else",
+                f"branches that contribute from the start, unlike {origin}: {listed(loose)}; a deep "
+                f"network may not train: end each in a {end} of its own that is used nowhere else",
                 stacklevel=3,
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from typing import cast
 
 import torch
@@ -128,8 +128,6 @@ class Surgery:
                 scale = block.add.scale  # The new scalar takes over its role; a norm's scale went with it.
                 if scale is not None and scale in remaining:
                     remaining[scale].fill_(1.0)
-        if self.plan.scheme.fixup:
-            _fixup_initialize(self.model, self.blocks, self.flow.classifier)
 
     def _scale_branches(self) -> None:
         for block in self.on_tail:
@@ -232,15 +230,3 @@ def _he_initialize(model: nn.Module, selection: Selection, seed: int | None) -> 
         weighted = isinstance(module, CONVOLUTIONS_AND_DENSE) and id(module.weight) not in tied
         if weighted and name in selection:
             scale_normal(cast(Weighted, module), 2.0, generator)
-
-
-@torch.no_grad()
-def _fixup_initialize(model: nn.Module, blocks: Iterable[Block], classifier: str | None) -> None:
-    """Components 1 and 2: the last map of each branch and the classifier zero, the others scaled by depth."""
-    branches = [block.weights for block in blocks if block.weights]
-    for weights in branches:
-        for name in weights[:-1]:
-            model.get_parameter(name).mul_(len(branches) ** (-1 / (2 * len(weights) - 2)))
-        model.get_parameter(weights[-1]).zero_()
-    if classifier is not None:
-        model.get_submodule(classifier).get_parameter("weight").zero_()

@@ -1,0 +1,59 @@
+"""Fixup's start: the last map of each branch and the classifier zero, the other maps scaled by depth."""
+
+from __future__ import annotations
+
+import torch
+
+from ..probing.forward import Inputs
+from ..probing.measure import measure
+from .surgery import Surgery
+
+
+@torch.no_grad()
+def start_fixup(surgery: Surgery, inputs: Inputs) -> None:
+    """Components 1 and 2."""
+    model, classifier = surgery.model, surgery.flow.classifier
+    branches = [block.weights for block in surgery.blocks if block.weights]
+    zeros = _zero_ends(surgery, inputs)
+    factors = {
+        name: len(branches) ** (-1 / (2 * len(weights) - 2))
+        for weights in branches
+        for name in weights
+        if name not in zeros and len(weights) > 1
+    }
+    for name, factor in factors.items():
+        model.get_parameter(name).mul_(factor)
+    if classifier is not None:
+        model.get_submodule(classifier).get_parameter("weight").zero_()
+
+
+def _zero_ends(surgery: Surgery, inputs: Inputs) -> set[str]:
+    """Zero as few of the last maps of each branch as make the branch zero; returns their weights.
+
+    A sum needs both, a product one: were both zero, neither would ever learn. A gate's map is no help, since
+    sigmoid(0) = 1/2. Which ones suffice is found by trial: zero all, then give them back, the latest first.
+    """
+    model = surgery.model
+    ends = {block.add.name: block.ends for block in surgery.blocks}
+    starts = {name: model.get_parameter(name).clone() for names in ends.values() for name in names}
+    zeros = set(starts)
+
+    def apply() -> None:
+        for name, start in starts.items():
+            model.get_parameter(name).copy_(torch.zeros_like(start) if name in zeros else start)
+
+    def contributing() -> set[str]:
+        apply()
+        rows = measure(model, inputs, "whole").rows
+        return {row.name for row in rows if row.branch_variance != 0 and row.name in several}
+
+    several = {block: names for block, names in ends.items() if len(names) > 1}
+    never_zero = contributing() if several else set[str]()
+    for block in never_zero:
+        zeros -= set(several.pop(block)[:-1])
+    for place in range(1, 1 + max(map(len, several.values()), default=0)):
+        given_back = {names[-place] for names in several.values() if place <= len(names)}
+        zeros -= given_back
+        zeros |= given_back.intersection(name for block in contributing() for name in several[block])
+    apply()
+    return zeros
