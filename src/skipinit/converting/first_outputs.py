@@ -10,9 +10,11 @@ from contextlib import ExitStack
 import torch
 from torch import Tensor, nn
 
+from ..nets.layers import scale_weight
 from ..probing.forward import Inputs
 from .changes import Change
 from .folding import is_plain, outputs_in_evaluation
+from .fresh import is_tied
 from .surgery import Surgery
 
 _VANISHED = 1e-3
@@ -35,8 +37,7 @@ def start_outputs(surgery: Surgery, inputs: Inputs) -> None:
     if spread < _VANISHED:
         _brighten(surgery, inputs)
         spread = _spread_of_output(layer, model, inputs)
-    weight = layer.get_parameter("weight")
-    if any(isinstance(module, nn.Embedding) and module.weight is weight for module in model.modules()):
+    if is_tied(layer, model):
         return
     if spread < _VANISHED:
         warnings.warn(
@@ -45,9 +46,9 @@ def start_outputs(surgery: Surgery, inputs: Inputs) -> None:
             stacklevel=4,
         )
     if plan.classifier_init == "zero":
-        weight.zero_()
+        scale_weight(layer, 0.0)
     elif spread > _FIRST_OUTPUTS and math.isfinite(spread):
-        weight.mul_(_FIRST_OUTPUTS / spread)
+        scale_weight(layer, _FIRST_OUTPUTS / spread)
 
 
 def _brighten(surgery: Surgery, inputs: Inputs) -> None:

@@ -4,27 +4,31 @@ from __future__ import annotations
 
 import torch
 
+from ..nets.layers import scale_weight
 from ..probing.forward import Inputs
 from ..probing.measure import measure
+from .fresh import is_tied
 from .surgery import Surgery
 
 
 @torch.no_grad()
 def start_fixup(surgery: Surgery, inputs: Inputs) -> None:
     """Components 1 and 2."""
-    model, classifier = surgery.model, surgery.flow.classifier
+    model, selection, classifier = surgery.model, surgery.selection, surgery.flow.classifier
     branches = [block.weights for block in surgery.blocks if block.weights]
     zeros = _zero_ends(surgery, inputs)
     factors = {
         name: len(branches) ** (-1 / (2 * len(weights) - 2))
         for weights in branches
         for name in weights
-        if name not in zeros and len(weights) > 1
+        if name not in zeros and len(weights) > 1 and _owner(name) in selection
     }
     for name, factor in factors.items():
         model.get_parameter(name).mul_(factor)
-    if classifier is not None:
-        model.get_submodule(classifier).get_parameter("weight").zero_()
+    if classifier is not None and classifier in selection:
+        layer = model.get_submodule(classifier)
+        if not is_tied(layer, model):
+            scale_weight(layer, 0.0)
 
 
 def _zero_ends(surgery: Surgery, inputs: Inputs) -> set[str]:
@@ -34,7 +38,10 @@ def _zero_ends(surgery: Surgery, inputs: Inputs) -> set[str]:
     sigmoid(0) = 1/2. Which ones suffice is found by trial: zero all, then give them back, the latest first.
     """
     model = surgery.model
-    ends = {block.add.name: block.ends for block in surgery.blocks}
+    ends = {
+        block.add.name: [name for name in block.ends if _owner(name) in surgery.selection]
+        for block in surgery.blocks
+    }
     starts = {name: model.get_parameter(name).clone() for names in ends.values() for name in names}
     zeros = set(starts)
 
@@ -57,3 +64,7 @@ def _zero_ends(surgery: Surgery, inputs: Inputs) -> set[str]:
         zeros |= given_back.intersection(name for block in contributing() for name in several[block])
     apply()
     return zeros
+
+
+def _owner(parameter: str) -> str:
+    return parameter.rpartition(".")[0]

@@ -65,8 +65,8 @@ def _exact(tensor: Tensor) -> Tensor:
 
 
 def is_plain(layer: nn.Module) -> bool:
-    """Whether the output is linear in the weights; a subclass may use them in another way."""
-    return type(layer) in CONVOLUTIONS_AND_DENSE
+    """Whether the output is linear in its own weights; a subclass may use them in another way."""
+    return type(layer) in CONVOLUTIONS_AND_DENSE and "weight" in layer._parameters
 
 
 def can_fold(layer: nn.Module, affine: Affine) -> bool:

@@ -7,10 +7,10 @@ from collections.abc import Collection
 from typing import cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..errors import SkipinitError
-from ..nets.layers import CONVOLUTIONS, CONVOLUTIONS_AND_DENSE, Weighted, scale_normal
+from ..nets.layers import CONVOLUTIONS, CONVOLUTIONS_AND_DENSE
 from .changes import Change
 from .extensions import (
     BiasedInput,
@@ -22,6 +22,7 @@ from .extensions import (
     scalar,
 )
 from .flow import Block, Flow
+from .fresh import draw_weights
 from .plan import Plan, Selection
 from .removal import NormRemoval
 from .sites import ScaledAdds
@@ -113,15 +114,15 @@ class Surgery:
         count = 0
         for name, layer in self.model.named_modules():
             wanted = isinstance(layer, CONVOLUTIONS) or (isinstance(layer, nn.Linear) and name in fed)
-            if wanted and name in self.selection and layer._parameters["bias"] is None:
-                weight = layer.get_parameter("weight")
+            if wanted and name in self.selection and layer.bias is None:
+                weight = cast(Tensor, layer.weight)  # A parametrized one is computed.
                 layer.register_parameter("bias", nn.Parameter(weight.new_zeros(len(weight))))
                 count += 1
         if count:
             self._log(None, "", f"a bias in {count} layers that had none")
 
     def _initialize(self) -> None:
-        _he_initialize(self.model, self.selection, self.plan.seed)
+        draw_weights(self.model, self.selection, self.plan, self.flow.classifier)
         remaining = dict(self.model.named_parameters())
         with torch.no_grad():
             for block in self.blocks:
@@ -216,17 +217,3 @@ class Surgery:
 
     def _log(self, block: str | None, module: str, added: str) -> None:
         self.changes.append(Change(block, module, removed="", added=added))
-
-
-def _he_initialize(model: nn.Module, selection: Selection, seed: int | None) -> None:
-    """Variance 2 / fan-in for every convolution and dense layer, biases 0 (section 2.3).
-
-    A dense layer that shares its weight with an embedding keeps it: the embedding is no layer of this kind.
-    """
-    tied = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
-    device = next((parameter.device for parameter in model.parameters()), None)
-    generator = None if seed is None else torch.Generator(device).manual_seed(seed)
-    for name, module in model.named_modules():
-        weighted = isinstance(module, CONVOLUTIONS_AND_DENSE) and id(module.weight) not in tied
-        if weighted and name in selection:
-            scale_normal(cast(Weighted, module), 2.0, generator)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from ..errors import SkipinitError
 from ..notation import bytes_text
@@ -52,9 +53,26 @@ def _free_memory() -> float:
 def scale_normal(layer: Weighted, gain: float, generator: torch.Generator | None) -> None:
     """w ~ N(0, gain / fan-in), b = 0."""
     fan_in = layer.weight[0].numel()
-    layer.weight.normal_(0, math.sqrt(gain / fan_in), generator=generator)
+    with _weight_to_write(layer) as weight:
+        weight.normal_(0, math.sqrt(gain / fan_in), generator=generator)
     if layer.bias is not None:
         layer.bias.zero_()
+
+
+@torch.no_grad()
+def scale_weight(layer: nn.Module, factor: float) -> None:
+    """w becomes factor * w."""
+    with _weight_to_write(layer) as weight:
+        weight.mul_(factor)
+
+
+@contextmanager
+def _weight_to_write(layer: Any) -> Iterator[Tensor]:
+    """The weight; a parametrized one is computed anew on each use, so what is written is then set."""
+    weight = layer.weight
+    yield weight
+    if is_parametrized(layer, "weight"):
+        layer.weight = weight
 
 
 def he(module: nn.Module, generator: torch.Generator | None = None) -> None:
