@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
 
-from skipinit import convert
+from skipinit import convert, l2_parameters
 from skipinit.errors import ConfigError
 from support.convert_models import with_statistics
 
@@ -81,9 +81,9 @@ def test_weights_that_cannot_be_zero_are_refused(wrap):
      nn.utils.spectral_norm, pruned],
 )  # fmt: skip
 def test_computed_weights_keep_their_function(wrap):
-    model = with_statistics(net(wrap, bias=False)).eval()
-    kept = convert(model, IMAGES, keep_function=True).model
-    torch.testing.assert_close(kept.eval()(IMAGES), model(IMAGES))
+    model, images = with_statistics(net(wrap, bias=False)).double().eval(), IMAGES.double()
+    kept = convert(model, images, keep_function=True).model
+    torch.testing.assert_close(kept.eval()(images), model(images))
 
 
 def test_fixup_leaves_what_is_excluded():
@@ -92,3 +92,109 @@ def test_fixup_leaves_what_is_excluded():
         fixed = convert(model, IMAGES, scheme="fixup", exclude="0.conv").model
     assert torch.equal(fixed[0].conv.weight, model[0].conv.weight)
     assert not fixed[1].conv.weight.any()
+
+
+class Mixed(nn.Module):
+    """A layer of every kind that is neither a convolution nor dense."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.token = nn.Embedding(20, 8), nn.Parameter(torch.zeros(8))
+        self.norm, self.attention = nn.LayerNorm(8), nn.MultiheadAttention(8, 2, batch_first=True)
+        self.queries = nn.MultiheadAttention(8, 2, kdim=8, vdim=4, batch_first=True)
+        self.lstm, self.gru, self.cell = nn.LSTM(8, 8, batch_first=True), nn.GRU(8, 8), nn.RNNCell(8, 8)
+        self.up = nn.ConvTranspose1d(8, 8, 4, 2, 1, bias=False)
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, ids):
+        x = self.table(ids) + self.token
+        h = self.norm(x)
+        x = x + self.attention(h, h, h)[0]
+        x = x + self.queries(x, x, x[..., :4])[0]
+        x = x + self.gru(self.lstm(x)[0])[0] + self.cell(x[:, 0])[:, None]
+        return self.head(self.up(x.transpose(1, 2)).transpose(1, 2))
+
+
+IDS = torch.arange(12).view(2, 6)
+KEPT = ["table.weight", "token"]
+
+
+@pytest.mark.filterwarnings("ignore:branches that contribute:UserWarning")
+@pytest.mark.filterwarnings("ignore:left as they were:UserWarning")
+def test_a_fresh_network_depends_on_the_seed_and_not_on_what_the_given_one_learned():
+    def converted(start, seed):
+        torch.manual_seed(0)
+        model = Mixed()
+        with torch.no_grad():
+            for name, value in model.named_parameters():
+                if name not in KEPT:
+                    value.fill_(start)
+        return convert(model, IDS, seed=seed)
+
+    conversions = [converted(0.1, 0), converted(0.2, 0), converted(0.1, 1)]
+    first, again, other = (dict(c.model.named_parameters()) for c in conversions)
+    assert conversions[0].kept == tuple(sorted(KEPT, reverse=True))
+    assert all(torch.equal(value, again[name]) for name, value in first.items())
+    drawn = {name for name, value in first.items() if value.dim() > 1 and name not in KEPT}
+    assert {name for name, value in first.items() if not torch.equal(value, other[name])} >= drawn
+    by_own_rule = [c.module for c in conversions[0].changes if c.added == "drawn by its own rule"]
+    assert by_own_rule == ["attention", "queries", "lstm", "gru", "cell"]
+    assert "Not drawn anew: token, table.weight." in str(conversions[0])
+
+
+@pytest.mark.parametrize(
+    ("size", "stride", "groups"), [(2, 2, 1), (3, 1, 1), (4, 2, 1), (4, 2, 4), (3, 2, 1), (1, 1, 1)]
+)
+def test_transposed_convolutions_keep_the_variance_through_a_relu(size, stride, groups):
+    class Up(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = Block(lambda layer: layer, bias=True)
+            self.up = nn.ConvTranspose2d(8, 64, size, stride, groups=groups)
+
+        def forward(self, x):
+            return self.up(self.block(x).relu())
+
+    x = torch.randn(64, 8, 16, 16, generator=torch.Generator().manual_seed(0))
+    outputs = convert(Up(), x, seed=0).model(x)[..., size:-size, size:-size]
+    assert outputs.square().mean().item() == pytest.approx(1, rel=0.2)
+
+
+def test_weights_of_attention_recurrent_and_transposed_layers_decay():
+    assert set(l2_parameters(Mixed())) == {
+        *("attention.in_proj_weight", "attention.out_proj.weight", "queries.out_proj.weight"),
+        *("queries.q_proj_weight", "queries.k_proj_weight", "queries.v_proj_weight"),
+        *("lstm.weight_ih_l0", "lstm.weight_hh_l0", "gru.weight_ih_l0", "gru.weight_hh_l0"),
+        *("cell.weight_ih", "cell.weight_hh", "up.weight", "head.weight"),
+    }
+
+
+class Lookup(nn.Module):
+    """A layer of the user's own that says how it starts, for itself and for a layer in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.inner, self.block = nn.Parameter(torch.ones(8)), nn.Linear(8, 8), Mixed()
+
+    def reset_parameters(self):
+        nn.init.constant_(self.weight, 3.0)
+        nn.init.constant_(self.inner.weight, 3.0)
+
+    def forward(self, ids):
+        return self.block(ids) * self.inner(self.weight).sum()
+
+
+@pytest.mark.filterwarnings("ignore:branches that contribute:UserWarning")
+@pytest.mark.filterwarnings("ignore:left as they were:UserWarning")
+def test_a_rule_of_the_users_own_starts_its_layer_alone():
+    model = Lookup()
+    converted = convert(model, IDS, exclude="inner").model
+    assert converted.weight.unique().tolist() == [3.0]
+    assert torch.equal(converted.inner.weight, model.inner.weight)
+
+    class Failing(Lookup):
+        def reset_parameters(self):
+            raise RuntimeError("not\nagain")
+
+    with pytest.raises(ConfigError, match=r"0: its reset_parameters fails \(not again\); exclude='0'"):
+        convert(nn.Sequential(Failing()), IDS)

@@ -45,6 +45,8 @@ class Conversion:
     changes: tuple[Change, ...]
     left: tuple[str, ...]
     """Norms and long skips that stayed, each with the reason."""
+    kept: tuple[str, ...]
+    """From scratch: the parameters that were not drawn anew, such as embeddings and tokens."""
     difference: float | None
     """With `keep_function`: the largest change of an output in evaluation, relative to the largest output."""
     before: ProbeReport
@@ -86,6 +88,7 @@ class Conversion:
             "num_norms": self.num_norms,
             "changes": [dataclasses.asdict(change) for change in self.changes],
             "left": list(self.left),
+            "kept": list(self.kept),
             "difference": self.difference,
             "before": json.loads(self.before.to_json()),
             "after": json.loads(self.after.to_json()),
@@ -113,10 +116,16 @@ class Conversion:
         name = self.before.model
         kept = "" if self.difference is None else f"; outputs in evaluation differ by {self.difference:.1e}"
         counts = f"{_plural(self.num_norms, 'norm')} removed, {_plural(self.num_blocks, 'block')} scaled"
+        more = f" and {len(self.kept) - _MANY} more" if len(self.kept) > _MANY and not every else ""
         lines = [
             f"{name}, {self.scheme}: {counts}{kept}.",
             *(f"Left: {what}." for what in (self.left if every else self.left[:_MANY])),
             *([f"({len(self.left) - _MANY} more left)"] if len(self.left) > _MANY and not every else []),
+            *(
+                [f"Not drawn anew: {', '.join(self.kept if every else self.kept[:_MANY])}{more}."]
+                if self.kept
+                else []
+            ),
             f"Before: {self.before.verdict}",
             f"After: {self.after.verdict}",
         ]

@@ -123,6 +123,7 @@ def convert(
         num_blocks=len(surgery.blocks),
         changes=tuple(surgery.changes),
         left=tuple(f"{name}, {reason}" for name, reason in left.items()),
+        kept=tuple(surgery.kept),
         difference=difference,
         before=before,
         after=after,

@@ -1,36 +1,83 @@
-"""Draw the weights of a model anew: variance 2 / fan-in for convolutions and dense layers (section 2.3)."""
+"""Draw the weights of a model anew: variance 2 / fan-in for linear maps (section 2.3), own rules else."""
 
 from __future__ import annotations
 
-from typing import cast
+import inspect
+from collections.abc import Callable
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.parametrize import is_parametrized
 
-from ..errors import ConfigError
-from ..nets.layers import CONVOLUTIONS_AND_DENSE, Weighted, scale_normal
+from ..errors import ConfigError, one_line
+from ..nets.layers import LINEAR_MAPS, scale_normal
+from .passes import seeded_torch
 from .plan import Plan, Selection
+from .removal import is_norm
 
 
-def draw_weights(model: nn.Module, selection: Selection, plan: Plan, classifier: str | None) -> None:
-    """He for every convolution and dense layer, biases 0.
+def draw_weights(
+    model: nn.Module, selection: Selection, plan: Plan, classifier: str | None
+) -> tuple[list[str], list[str]]:
+    """He for every linear map, biases 0, and a layer's own `reset_parameters` for what else has one.
 
-    A dense layer that shares its weight with an embedding keeps it: the embedding is no layer of this kind.
+    Embeddings are kept, and dense layers that share their weight: how large a table's entries are is part of
+    a model's design. Returns the layers that had a rule of their own, and the parameters that were kept.
     """
-    layers = {
-        name: module
-        for name, module in model.named_modules()
-        if isinstance(module, CONVOLUTIONS_AND_DENSE) and name in selection and not is_tied(module, model)
-    }
-    for name, layer in layers.items():
+    maps, others, kept = dict[str, nn.Module](), dict[str, Callable[[], Any]](), list[str]()
+    for name, module in model.named_modules():
+        if name not in selection or is_norm(module) or "parametrizations" in name.split("."):
+            continue
+        rule = _own_rule(module)
+        if isinstance(module, LINEAR_MAPS):
+            if not is_tied(module, model):
+                maps[name] = module
+        elif rule is not None and list(module.parameters(recurse=False)):
+            others[name] = rule
+        else:
+            kept += [parameter for parameter, _ in module.named_parameters(name, recurse=False)]
+    for name, layer in maps.items():
         zero = plan.scheme.fixup or (name == classifier and plan.classifier_init == "zero")
         _check_drawable(name, layer, plan, zero)
+    with seeded_torch(model, plan.seed):
+        for name, rule in others.items():
+            _apply(rule, name, model.get_submodule(name))
     device = next((parameter.device for parameter in model.parameters()), None)
     generator = None if plan.seed is None else torch.Generator(device).manual_seed(plan.seed)
-    for layer in layers.values():
-        scale_normal(cast(Weighted, layer), 2.0, generator)
+    for layer in maps.values():
+        scale_normal(cast(Any, layer), 2.0, generator)
+    return list(others), kept
+
+
+def _own_rule(module: nn.Module) -> Callable[[], Any] | None:
+    """The function by which the layer starts, where it has one that wants no arguments."""
+    if isinstance(module, nn.MultiheadAttention):
+        return module._reset_parameters
+    rule = getattr(module, "reset_parameters", None)
+    if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) or not callable(rule):
+        return None
+    try:
+        inspect.signature(rule).bind()
+    except (TypeError, ValueError):
+        return None
+    return cast(Callable[[], Any], rule)
+
+
+@torch.no_grad()
+def _apply(rule: Callable[[], Any], name: str, module: nn.Module) -> None:
+    """For the layer alone: those in it have rules of their own, or are excluded."""
+    inside = [parameter for child in module.children() for parameter in child.parameters()]
+    values = [parameter.clone() for parameter in inside]
+    try:
+        rule()
+    except Exception as error:
+        raise ConfigError(
+            f"{name}: its reset_parameters fails ({one_line(error)}); exclude={name!r} leaves it as it is"
+        ) from error
+    for parameter, value in zip(inside, values, strict=True):
+        parameter.copy_(value)
 
 
 def is_tied(layer: nn.Module, model: nn.Module) -> bool:

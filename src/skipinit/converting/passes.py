@@ -37,9 +37,7 @@ class Pass:
             return
         with preserve_state(model), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            torch.default_generator.manual_seed(self.seed)
-            for device in {p.device for p in model.parameters() if p.device.type == "cuda"}:
-                torch.cuda.default_generators[device.index].manual_seed(self.seed)
+            _seed_torch(model, self.seed)
             np.random.seed(self.seed)
             random.seed(self.seed)
             yield
@@ -47,3 +45,25 @@ class Pass:
 
 WHOLE = Pass("whole")
 FURTHER = (Pass("evaluation", 0), *(Pass("training", seed) for seed in range(_DRAWS)))
+
+
+@contextmanager
+def seeded_torch(model: nn.Module, seed: int | None) -> Iterator[None]:
+    """Run the body with torch's generators at that seed, then restore them; None: leave them alone."""
+    if seed is None:
+        yield
+        return
+    with torch.random.fork_rng(devices=_cuda_devices(model)):
+        _seed_torch(model, seed)
+        yield
+
+
+def _seed_torch(model: nn.Module, seed: int) -> None:
+    """Of the devices that the model is on, since only theirs are restored."""
+    torch.default_generator.manual_seed(seed)
+    for device in _cuda_devices(model):
+        torch.cuda.default_generators[device].manual_seed(seed)
+
+
+def _cuda_devices(model: nn.Module) -> list[int]:
+    return sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})

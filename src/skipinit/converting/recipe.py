@@ -80,7 +80,7 @@ def recipe(
         rate: the learning rate; `find_rate` measures it.
         steps: how many there will be; if given, the rate falls to 0 along half a cosine.
         classes: of a classifier, so that a loss that stays at chance, ln(classes), is noticed.
-        weight_decay: L2 on the weights of convolutions and dense layers; scalars and biases have none.
+        weight_decay: L2 on the weights of layers, `l2_parameters`; scalars, biases and embeddings have none.
         momentum: of SGD.
         clip_norm: the largest norm of the gradient of a step.
         warm_up: steps over which the rate rises from 0.

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection
-from typing import cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..errors import SkipinitError
-from ..nets.layers import CONVOLUTIONS, CONVOLUTIONS_AND_DENSE
+from ..nets.layers import LINEAR_MAPS
 from .changes import Change
 from .extensions import (
     BiasedInput,
@@ -23,7 +22,7 @@ from .extensions import (
 )
 from .flow import Block, Flow
 from .fresh import draw_weights
-from .plan import Plan, Selection
+from .plan import Plan, Selection, outwards
 from .removal import NormRemoval
 from .sites import ScaledAdds
 
@@ -56,6 +55,8 @@ class Surgery:
     ) -> None:
         self.model, self.flow, self.plan, self.selection = model, flow, plan, selection
         self.changes: list[Change] = []
+        self.kept: list[str] = []
+        """The parameters that were not drawn anew, though the rest was."""
         self.chosen = [block for block in flow.blocks if block.add.module in selection]
         scaled = plan.scheme.merge == "scale"
         tails = Counter(block.tail for block in flow.blocks)
@@ -113,22 +114,29 @@ class Surgery:
         fed = {self.flow.feeders.get(norm) for norm in self.flow.norms}
         count = 0
         for name, layer in self.model.named_modules():
-            wanted = isinstance(layer, CONVOLUTIONS) or (isinstance(layer, nn.Linear) and name in fed)
+            if not isinstance(layer, LINEAR_MAPS):
+                continue
+            wanted = not isinstance(layer, nn.Linear) or name in fed
             if wanted and name in self.selection and layer.bias is None:
-                weight = cast(Tensor, layer.weight)  # A parametrized one is computed.
-                layer.register_parameter("bias", nn.Parameter(weight.new_zeros(len(weight))))
+                size = layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels
+                layer.register_parameter("bias", nn.Parameter(layer.weight.new_zeros(size)))
                 count += 1
         if count:
             self._log(None, "", f"a bias in {count} layers that had none")
 
     def _initialize(self) -> None:
-        draw_weights(self.model, self.selection, self.plan, self.flow.classifier)
+        by_own_rule, kept = draw_weights(self.model, self.selection, self.plan, self.flow.classifier)
+        for name in by_own_rule:
+            self._log(None, name, "drawn by its own rule")
         remaining = dict(self.model.named_parameters())
         with torch.no_grad():
             for block in self.blocks:
                 scale = block.add.scale  # The new scalar takes over its role; a norm's scale went with it.
                 if scale is not None and scale in remaining:
                     remaining[scale].fill_(1.0)
+                    kept = [name for name in kept if name != scale]
+        replaced = {change.module for change in self.changes if change.removed}
+        self.kept = [name for name in kept if replaced.isdisjoint(outwards(name))]
 
     def _scale_branches(self) -> None:
         for block in self.on_tail:
@@ -189,9 +197,7 @@ class Surgery:
         layers = [
             layer
             for name, layer in self.model.named_modules()
-            if isinstance(layer, CONVOLUTIONS_AND_DENSE)
-            and self.flow.calls.get(name)
-            and name in self.selection
+            if isinstance(layer, LINEAR_MAPS) and self.flow.calls.get(name) and name in self.selection
         ]
         for layer in layers:
             extend(layer, BiasedInput, input_bias=scalar(0.0, layer))

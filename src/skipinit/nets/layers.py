@@ -18,6 +18,7 @@ from .merges import Add, DivideSqrt2, GhostBatchNorm2d, NormalizeOutput, Normali
 from .schemes import Design
 
 Weighted = nn.Conv2d | nn.Linear
+Transposed = nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
 Layer = TypeVar("Layer", nn.Conv2d, nn.Linear)
 
 
@@ -50,13 +51,20 @@ def _free_memory() -> float:
 
 
 @torch.no_grad()
-def scale_normal(layer: Weighted, gain: float, generator: torch.Generator | None) -> None:
+def scale_normal(layer: Weighted | Transposed, gain: float, generator: torch.Generator | None) -> None:
     """w ~ N(0, gain / fan-in), b = 0."""
-    fan_in = layer.weight[0].numel()
     with _weight_to_write(layer) as weight:
-        weight.normal_(0, math.sqrt(gain / fan_in), generator=generator)
+        weight.normal_(0, math.sqrt(gain / _fan_in(layer)), generator=generator)
     if layer.bias is not None:
         layer.bias.zero_()
+
+
+def _fan_in(layer: Weighted | Transposed) -> float:
+    """How many products are added up in an output; in a transposed convolution, on average over places."""
+    if isinstance(layer, TRANSPOSED_CONVOLUTIONS):
+        products = layer.in_channels // layer.groups * math.prod(layer.kernel_size)
+        return products / math.prod(layer.stride)
+    return layer.weight[0].numel()
 
 
 @torch.no_grad()
@@ -106,12 +114,24 @@ def scale_by_depth(branches: list[nn.Module]) -> None:
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 CONVOLUTIONS_AND_DENSE = (*CONVOLUTIONS, nn.Linear)
+TRANSPOSED_CONVOLUTIONS = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+LINEAR_MAPS = (*CONVOLUTIONS_AND_DENSE, *TRANSPOSED_CONVOLUTIONS)
+"""Layers that are one linear map, with `weight` and `bias`."""
+_SEVERAL_MAPS = (nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase)
 
 
 def l2_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The weights of convolutions and dense layers; no bias, no norm's scale or shift, no branch scalar."""
-    owners = [name for name, module in model.named_modules() if isinstance(module, CONVOLUTIONS_AND_DENSE)]
-    weights = {f"{name}.weight".lstrip(".") for name in owners}
+    """The weights of convolutions and dense layers, and those in attention and recurrent layers.
+
+    No bias, no norm's scale or shift, no branch scalar, no embedding.
+    """
+    weights = {
+        f"{owner}.{name}".lstrip(".")
+        for owner, module in model.named_modules()
+        for name in module._parameters
+        if (isinstance(module, LINEAR_MAPS) and name == "weight")
+        or (isinstance(module, _SEVERAL_MAPS) and "weight" in name)
+    }
     return {name: parameter for name, parameter in model.named_parameters() if name in weights}
 
 
