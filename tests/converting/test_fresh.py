@@ -198,3 +198,16 @@ def test_a_rule_of_the_users_own_starts_its_layer_alone():
 
     with pytest.raises(ConfigError, match=r"0: its reset_parameters fails \(not again\); exclude='0'"):
         convert(nn.Sequential(Failing()), IDS)
+
+
+def test_what_is_drawn_anew_trains():
+    model = net(lambda layer: layer)
+    model[0].requires_grad_(False)
+    with pytest.warns(UserWarning, match=r"^0.conv.weight, 0.conv.bias: frozen before, .* set to train"):
+        converted = convert(model, IMAGES).model
+    assert all(parameter.requires_grad for parameter in converted.parameters())
+    kept = convert(model, IMAGES, exclude="0.conv").model
+    assert not kept[0].conv.weight.requires_grad
+    assert torch.equal(kept[0].conv.weight, model[0].conv.weight)
+    folded = convert(model, IMAGES, keep_function=True).model
+    assert not folded[0].conv.weight.requires_grad

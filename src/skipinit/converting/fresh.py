@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -18,13 +19,23 @@ from .plan import Plan, Selection
 from .removal import is_norm
 
 
-def draw_weights(
-    model: nn.Module, selection: Selection, plan: Plan, classifier: str | None
-) -> tuple[list[str], list[str]]:
+@dataclass(frozen=True)
+class Drawn:
+    """What became of the weights."""
+
+    by_own_rule: list[str]
+    """Layers that started by their own rule."""
+    kept: list[str]
+    """Parameters that no rule covers."""
+    unfrozen: list[str]
+    """Parameters that were frozen and train now."""
+
+
+def draw_weights(model: nn.Module, selection: Selection, plan: Plan, classifier: str | None) -> Drawn:
     """He for every linear map, biases 0, and a layer's own `reset_parameters` for what else has one.
 
     Embeddings are kept, and dense layers that share their weight: how large a table's entries are is part of
-    a model's design. Returns the layers that had a rule of their own, and the parameters that were kept.
+    a model's design. What is drawn anew has to train, also where the given model had it frozen.
     """
     maps, others, kept = dict[str, nn.Module](), dict[str, Callable[[], Any]](), list[str]()
     for name, module in model.named_modules():
@@ -48,7 +59,13 @@ def draw_weights(
     generator = None if plan.seed is None else torch.Generator(device).manual_seed(plan.seed)
     for layer in maps.values():
         scale_normal(cast(Any, layer), 2.0, generator)
-    return list(others), kept
+    drawn = [p for layer in maps.values() for p in layer.parameters()]
+    drawn += [p for name in others for p in model.get_submodule(name).parameters(recurse=False)]
+    frozen = {id(parameter) for parameter in drawn if not parameter.requires_grad}
+    for parameter in drawn:
+        parameter.requires_grad_(True)
+    unfrozen = [name for name, parameter in model.named_parameters() if id(parameter) in frozen]
+    return Drawn(list(others), kept, unfrozen)
 
 
 def _own_rule(module: nn.Module) -> Callable[[], Any] | None:

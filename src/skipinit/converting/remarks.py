@@ -52,6 +52,12 @@ def warn_of_exceptions(
         )
     if plan.keep_function:
         return
+    if surgery.unfrozen:
+        warnings.warn(
+            f"{listed(dict.fromkeys(surgery.unfrozen, ''))}: frozen before, drawn anew, and set to train; "
+            "exclude= keeps frozen layers as they are, keep_function what the whole model computes",
+            stacklevel=3,
+        )
     removed = {change.module for change in surgery.changes if change.removed}
     on_skip = dict.fromkeys((name for name in flow.norms_on_skip if name in removed), "")
     if on_skip:

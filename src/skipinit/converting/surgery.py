@@ -57,6 +57,8 @@ class Surgery:
         self.changes: list[Change] = []
         self.kept: list[str] = []
         """The parameters that were not drawn anew, though the rest was."""
+        self.unfrozen: list[str] = []
+        """Those that were, and therefore train now."""
         self.chosen = [block for block in flow.blocks if block.add.module in selection]
         scaled = plan.scheme.merge == "scale"
         tails = Counter(block.tail for block in flow.blocks)
@@ -125,8 +127,9 @@ class Surgery:
             self._log(None, "", f"a bias in {count} layers that had none")
 
     def _initialize(self) -> None:
-        by_own_rule, kept = draw_weights(self.model, self.selection, self.plan, self.flow.classifier)
-        for name in by_own_rule:
+        drawn = draw_weights(self.model, self.selection, self.plan, self.flow.classifier)
+        self.unfrozen, kept = drawn.unfrozen, drawn.kept
+        for name in drawn.by_own_rule:
             self._log(None, name, "drawn by its own rule")
         remaining = dict(self.model.named_parameters())
         with torch.no_grad():
