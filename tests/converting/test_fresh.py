@@ -211,3 +211,24 @@ def test_what_is_drawn_anew_trains():
     assert torch.equal(kept[0].conv.weight, model[0].conv.weight)
     folded = convert(model, IMAGES, keep_function=True).model
     assert not folded[0].conv.weight.requires_grad
+
+
+class Several(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = net(lambda layer: layer)[:-1], nn.Linear(8, 4)
+
+    def forward(self, x):
+        features = self.body(x)
+        return {"logits": self.head(features), "features": features}
+
+
+@pytest.mark.parametrize("scheme", ["skipinit", "fixup"])
+def test_a_classifier_among_several_outputs_is_named(scheme):
+    with pytest.warns(UserWarning, match="Several returns several tensors, .* output: head started by He"):
+        convert(Several(), IMAGES, scheme=scheme)
+
+
+def test_a_start_by_he_that_was_asked_for_is_no_exception(recwarn):
+    convert(Several(), IMAGES, classifier_init="he")
+    assert not recwarn.list

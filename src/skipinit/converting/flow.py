@@ -64,6 +64,8 @@ class Flow:
     """How many calls of each module computed something."""
     classifier: str | None
     """The dense layer that computes the model's output."""
+    dense_outputs: tuple[str, ...]
+    """The dense layers that compute one of its outputs each."""
     passes: tuple[Pass, ...] = (WHOLE,)
     """Those that the model can do with these inputs, and that together meet every block in training."""
 
@@ -129,6 +131,7 @@ def _whole_flow(model: nn.Module, inputs: Inputs, norm_types: tuple[type[nn.Modu
         users = _users(nodes)
         adds = describe_adds(tracer.adds, type(model).__name__)
         norms = _norms(model, nodes, norm_types)
+        dense = tuple(_dense_outputs(model, outputs))
         return Flow(
             blocks=tuple(
                 _block(model, add, traced_add, finder.sites.get(traced_add), users)
@@ -141,7 +144,8 @@ def _whole_flow(model: nn.Module, inputs: Inputs, norm_types: tuple[type[nn.Modu
             ),
             norms_on_skip=_on_skip(tracer.adds, {node.module for node in norms}),
             calls=_count_calls(nodes),
-            classifier=_classifier(model, outputs),
+            classifier=dense[0] if len(outputs) == len(dense) == 1 else None,
+            dense_outputs=dense,
         )
 
 
@@ -304,11 +308,10 @@ def _normalizes_sum(norm: Node) -> bool:
     return Kind.RESIDUAL in given
 
 
-def _classifier(model: nn.Module, outputs: list[Node]) -> str | None:
-    if len(outputs) != 1:
-        return None
-    node = outputs[0]
-    while node.kind not in (Kind.LINEAR, Kind.RESIDUAL) and len(node.parents) == 1:
-        node = node.parents[0]
-    dense = node.kind is Kind.LINEAR and isinstance(model.get_submodule(node.module), nn.Linear)
-    return node.module if dense else None
+def _dense_outputs(model: nn.Module, outputs: list[Node]) -> Iterator[str]:
+    """The dense layers that make an output each."""
+    for node in outputs:
+        while node.kind not in (Kind.LINEAR, Kind.RESIDUAL) and len(node.parents) == 1:
+            node = node.parents[0]
+        if node.kind is Kind.LINEAR and isinstance(model.get_submodule(node.module), nn.Linear):
+            yield node.module

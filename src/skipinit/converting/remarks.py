@@ -58,6 +58,14 @@ def warn_of_exceptions(
             "exclude= keeps frozen layers as they are, keep_function what the whole model computes",
             stacklevel=3,
         )
+    started = plan.scheme.fixup or plan.classifier_init != "he"
+    if started and flow.classifier is None and flow.dense_outputs:
+        warnings.warn(
+            f"{after.model} returns several tensors, so no one dense layer makes the output: "
+            f"{listed(dict.fromkeys(flow.dense_outputs, ''))} started by He, not at zero or small; "
+            "scale what makes your logits yourself",
+            stacklevel=3,
+        )
     removed = {change.module for change in surgery.changes if change.removed}
     on_skip = dict.fromkeys((name for name in flow.norms_on_skip if name in removed), "")
     if on_skip:
