@@ -140,3 +140,12 @@ def test_wrong_rate_is_refused(rate):
 def test_no_batches_are_refused():
     with pytest.raises(ConfigError, match="batches is empty"):
         skipinit.find_rate(nn.Linear(2, 2), [])
+
+
+def test_a_recipe_prints_in_a_few_lines():
+    trainer = skipinit.recipe(nn.Linear(100, 100), 0.5)
+    for _ in range(20):
+        trainer.step(trainer.parameters[0].square().sum())
+    assert len(repr(trainer)) < 1000
+    assert "lr: 0." in repr(trainer)
+    assert "Parameter containing" not in repr(trainer)

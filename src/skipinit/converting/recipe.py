@@ -39,11 +39,11 @@ class Recipe:
     """SGD as an unnormalized network needs it. Call `step` with the loss of each batch."""
 
     optimizer: torch.optim.SGD
-    schedule: LambdaLR
-    parameters: list[nn.Parameter]
+    schedule: LambdaLR = field(repr=False)
+    parameters: list[nn.Parameter] = field(repr=False)
     clip_norm: float
     classes: int | None
-    losses: list[float] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list, repr=False)
     """Of every step so far."""
 
     def step(self, loss: Tensor) -> float:
