@@ -149,3 +149,34 @@ def test_a_recipe_prints_in_a_few_lines():
     assert len(repr(trainer)) < 1000
     assert "lr: 0." in repr(trainer)
     assert "Parameter containing" not in repr(trainer)
+
+
+class Named(nn.Linear):
+    def forward(self, x):
+        return {"logits": super().forward(x)}
+
+
+PAIR = (torch.randn(4, 2), torch.tensor([0, 1, 0, 1]))
+
+
+@pytest.mark.parametrize(
+    ("attempt", "message"),
+    [
+        (lambda: skipinit.find_rate(nn.Linear(2, 2), PAIR[0]), "batches is a Tensor; give pairs"),
+        (lambda: skipinit.find_rate(nn.Linear(2, 2), 3), "batches is a int; give pairs"),
+        (lambda: skipinit.find_rate(nn.Linear(2, 2), [{"x": PAIR[0]}]), "a dict and no pair"),
+        (lambda: skipinit.find_rate(Named(2, 2), [PAIR]), "the model returns a dict; give loss="),
+        (lambda: skipinit.find_rate(nn.Linear(2, 3), [(PAIR[0], PAIR[1][:2])]), "cross-entropy does not fit"),
+        (
+            lambda: skipinit.recipe(nn.Linear(2, 2).requires_grad_(False), 0.1),
+            "of Linear requires a gradient",
+        ),
+        (lambda: skipinit.recipe(nn.Linear(2, 2), 0.1).step(1.0), "the loss is a float; it must be a tensor"),
+        (lambda: skipinit.recipe(nn.Linear(2, 2), 0.1).step(PAIR[0]), "of one number, with a gradient"),
+    ],
+)
+def test_mistakes_are_explained_in_one_line(attempt, message):
+    with pytest.raises(ConfigError) as caught:
+        attempt()
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)

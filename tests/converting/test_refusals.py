@@ -90,7 +90,12 @@ OPTIONS = {
     "exclude 'layer9' matches no module of ResNet18": {"exclude": "layer9"},
     "only LSTM matches no module of ResNet18": {"only": (nn.LSTM,)},
     "exclude 3 is neither the name nor the type of a module": {"exclude": [3]},
+    "exclude 4 is neither the name nor the type of a module": {"exclude": 4},
     "norms 'BatchNorm2d' is not a type of module": {"norms": ["BatchNorm2d"]},
+    "norms 3 is not a type of module": {"norms": 3},
+    "scheme '3' is not known; known: ": {"scheme": 3},
+    "scheme '[]' is not known; known: ": {"scheme": []},
+    "it must be a whole number of at most 64 bits": {"seed": 2**70},
 }
 
 

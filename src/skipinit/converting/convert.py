@@ -29,7 +29,7 @@ from .folding import (
     rounding_tolerance,
 )
 from .passes import Pass
-from .plan import Choice, ClassifierStart, Plan, Selection, make_plan, make_selection
+from .plan import Choice, ClassifierStart, Plan, Selection, as_choices, make_plan, make_selection
 from .remarks import listed, warn_of_exceptions
 from .removal import unreached_norms
 from .surgery import Surgery, disable_inplace
@@ -214,7 +214,7 @@ def _check_flow(model: nn.Module, flow: Flow, keep_function: bool) -> None:
 
 
 def _check_norms(norms: type[nn.Module] | Sequence[type[nn.Module]]) -> tuple[type[nn.Module], ...]:
-    types = (norms,) if isinstance(norms, type) else tuple(norms)
+    types = as_choices(norms)
     for kind in types:
         if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
             raise ConfigError(f"norms {kind!r} is not a type of module")

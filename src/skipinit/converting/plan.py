@@ -6,10 +6,10 @@ Options are checked before anything is loaded or run, so nothing here imports to
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Literal, Union, get_args
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args
 
 from ..errors import ConfigError, unknown_name
 from ..nets.schemes import SCHEMES, Scheme
@@ -62,8 +62,8 @@ def make_plan(
         raise ConfigError(f"biases {biases!r} is not allowed; it must be True, False or None")
     if not (isinstance(dropout, (int, float)) and 0 <= dropout < 1):
         raise ConfigError(f"dropout {dropout!r} is not allowed; it must be in [0, 1)")
-    if seed is not None and type(seed) is not int:
-        raise ConfigError(f"seed {seed!r} is not allowed; it must be a whole number")
+    if not (seed is None or (type(seed) is int and -(2**63) <= seed < 2**64)):
+        raise ConfigError(f"seed {seed!r} is not allowed; it must be a whole number of at most 64 bits")
     starts = get_args(ClassifierStart)
     if classifier_init not in starts:
         raise ConfigError(
@@ -80,9 +80,9 @@ def make_plan(
 def _find_scheme(name: str, keep_function: bool) -> Scheme:
     """The scheme of that name, if it has no norms and does not change a function that is to be kept."""
     if name not in CONVERSIONS:
-        if name in SCHEMES:
+        if isinstance(name, str) and name in SCHEMES:
             raise ConfigError(f"scheme {name!r} has norms; a model can become {', '.join(CONVERSIONS)}")
-        raise unknown_name("scheme", name, CONVERSIONS)
+        raise unknown_name("scheme", str(name), CONVERSIONS)
     scheme = SCHEMES[name]
     if keep_function and _changes_function(scheme):
         kept = ", ".join(n for n in CONVERSIONS if not _changes_function(SCHEMES[n]))
@@ -126,7 +126,7 @@ def make_selection(
     names = [name for name, _ in model.named_modules()]
     chosen = []
     for option, given in (("exclude", exclude), ("only", only)):
-        choices = (given,) if isinstance(given, (str, type)) else tuple(given)
+        choices = as_choices(given)
         for choice in choices:
             if not isinstance(choice, str) and not (
                 isinstance(choice, type) and issubclass(choice, nn.Module)
@@ -137,6 +137,11 @@ def make_selection(
                 raise ConfigError(f"{option} {what} matches no module of {type(model).__name__}")
         chosen.append(choices)
     return Selection(model, *chosen)
+
+
+def as_choices(given: object) -> tuple[Any, ...]:
+    """What an option lists that takes one thing or several; what it is, is checked by its owner."""
+    return tuple(given) if isinstance(given, Iterable) and not isinstance(given, (str, type)) else (given,)
 
 
 def outwards(name: str) -> Iterator[str]:

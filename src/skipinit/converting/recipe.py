@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from ..errors import ConfigError, SkipinitError, need
+from ..errors import ConfigError, SkipinitError, need, one_line
 from ..nets.layers import l2_parameters
 from ..probing.forward import arguments_of, preserve_state
 
@@ -51,6 +51,9 @@ class Recipe:
 
         Every 50 steps a warning says if the network does not learn.
         """
+        if not (isinstance(loss, Tensor) and loss.requires_grad and loss.numel() == 1):
+            kind = type(loss).__name__
+            raise ConfigError(f"the loss is a {kind}; it must be a tensor of one number, with a gradient")
         self.optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.parameters, self.clip_norm)
@@ -88,6 +91,8 @@ def recipe(
     if not (isinstance(rate, (int, float)) and math.isfinite(rate) and rate > 0):
         raise ConfigError(f"rate {rate!r} is not allowed; it must be a positive number")
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not trained:
+        raise ConfigError(f"no parameter of {type(model).__name__} requires a gradient; nothing would train")
     decayed = [p for name, p in l2_parameters(model).items() if name in trained]
     ids = {id(parameter) for parameter in decayed}
     others = [parameter for parameter in trained.values() if id(parameter) not in ids]
@@ -177,9 +182,7 @@ def find_rate(
         steps: for each rate.
         options: those of `recipe`, but for its `steps`; the warm-up is a fifth of the steps by default.
     """
-    kept = list(itertools.islice(batches, steps))
-    if not kept:
-        raise ConfigError("batches is empty; give pairs of inputs and targets")
+    kept = _pairs(batches, steps)
     options = {"warm_up": max(1, steps // 5), **options}
     tried: dict[int, float] = {}
 
@@ -204,6 +207,34 @@ def find_rate(
     return RateSearch(2.0**best, {2.0**power: value for power, value in tried.items()}, steps)
 
 
+def _pairs(batches: Any, count: int) -> list[tuple[Any, Any]]:
+    """The first batches, if they are pairs."""
+    pairs = "pairs of inputs and targets, [(inputs, targets), ...] or a data loader"
+    if isinstance(batches, Tensor) or not (hasattr(batches, "__iter__") or hasattr(batches, "__getitem__")):
+        raise ConfigError(f"batches is a {type(batches).__name__}; give {pairs}")
+    kept = list(itertools.islice(batches, count))
+    if not kept:
+        raise ConfigError(f"batches is empty; give {pairs}")
+    for batch in kept:
+        if not (isinstance(batch, (tuple, list)) and len(batch) == 2):
+            raise ConfigError(f"a batch is a {type(batch).__name__} and no pair; give {pairs}")
+    return [(inputs, targets) for inputs, targets in kept]
+
+
+def _loss_of(loss: Loss, output: Any, targets: Any) -> Tensor:
+    """The loss; the default one is explained where it does not fit."""
+    if loss is not nn.functional.cross_entropy:
+        return loss(output, targets)
+    if not isinstance(output, Tensor):
+        raise ConfigError(
+            f"the model returns a {type(output).__name__}; give loss=, a function of it and targets"
+        )
+    try:
+        return loss(output, targets)
+    except (TypeError, ValueError, RuntimeError, IndexError) as error:
+        raise ConfigError(f"cross-entropy does not fit ({one_line(error)}); give loss=") from error
+
+
 def _train_copy(
     model: nn.Module,
     batches: Sequence[tuple[Any, Any]],
@@ -219,7 +250,7 @@ def _train_copy(
         warnings.simplefilter("ignore")
         for inputs, targets in itertools.islice(itertools.cycle(batches), steps):
             arguments, keywords = arguments_of(trained, inputs)
-            value = trainer.step(loss(trained(*arguments, **keywords), targets))
+            value = trainer.step(_loss_of(loss, trained(*arguments, **keywords), targets))
             if not math.isfinite(value) or value > 10 * max(1.0, trainer.losses[0]):
                 return [*trainer.losses, math.inf]
     return trainer.losses
