@@ -213,11 +213,12 @@ class Reporter:
         for run in runs:
             self._measured(run)
         done = {identity(run.config): run for run in runs if run.position == run.total_steps}
+        trained = {id for id, _ in self.fresh}
         going_on = tuple((id, epoch) for id, epoch in self.fresh if id not in done)
         if going_on:
             self.emit(Recorded(going_on))
         for id, run in done.items():
-            if self.keep_last:
+            if self.keep_last and id in trained:  # else it was restored from its last checkpoint
                 self._keep(run)
             self.emit(Finished(id, run.records[-1], run.position, self.seconds[id]))
         if last or time.monotonic() - self.kept_at >= self.checkpoint_seconds:
