@@ -12,8 +12,17 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import nn
 
-from skipinit import DataError, SkipinitError, create_model, from_pretrained
+from skipinit import (
+    ConfigError,
+    DataError,
+    DivideSqrt2,
+    ResidualNet,
+    SkipinitError,
+    create_model,
+    from_pretrained,
+)
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
@@ -91,6 +100,49 @@ def test_loading_leaves_the_generator_alone(folder: Path) -> None:
     before = torch.get_rng_state()
     from_pretrained(folder)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def other_classifier(model: ResidualNet) -> None:
+    model.head.dense = nn.Linear(64, 100)
+
+
+def other_activation(model: ResidualNet) -> None:
+    model.blocks[1].preactivation.relu1 = nn.GELU()
+
+
+def other_merge(model: ResidualNet) -> None:
+    model.blocks[1].merge = DivideSqrt2()
+
+
+def other_stride(model: ResidualNet) -> None:
+    model.blocks[0].branch.conv1.stride = (2, 2)
+
+
+def no_pooling(model: ResidualNet) -> None:
+    del model.head.pool
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (other_classifier, "head.dense.weight is (100, 64), was (10, 64)"),
+        (other_activation, "blocks.1.preactivation.relu1 is GELU(approximate='none'), was ReLU()"),
+        (other_merge, "blocks.1.merge is DivideSqrt2(), was Add()"),
+        (other_stride, "stride=(2, 2)"),
+        (no_pooling, "head.pool is missing, was AdaptiveAvgPool2d"),
+    ],
+)
+def test_a_network_that_its_config_would_not_build_is_not_saved(
+    change: Callable[[ResidualNet], None], says: str, tmp_path: Path
+) -> None:
+    """Loading would refuse the folder, or give a network that computes something else."""
+    model = create_model("wrn10_1", scheme="none", seed=0)
+    change(model)
+    with pytest.raises(ConfigError) as caught:
+        model.save_pretrained(tmp_path / "saved")
+    assert says in str(caught.value)
+    assert "save its state_dict with torch.save" in str(caught.value)
+    assert not (tmp_path / "saved").exists()
 
 
 # --- damage --------------------------------------------------------------------------------------------

@@ -102,7 +102,7 @@ class ResidualNet(nn.Module):
         self.stem = chain(stem)
         self.blocks = nn.Sequential(*blocks)
         self.head = chain(head)
-        self._described = frozenset(self.state_dict())
+        self._built = self._layers_and_shapes()
 
     @property
     def num_blocks(self) -> int:
@@ -120,10 +120,22 @@ class ResidualNet(nn.Module):
         return out
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Write weights and config into the folder, for `skipinit.from_pretrained`."""
-        if changed := sorted(self._described ^ self.state_dict().keys()):
+        """Write weights and config into the folder, for `skipinit.from_pretrained`.
+
+        Raises ConfigError if layers were replaced, added or removed: the config would build another network.
+        """
+        built, now = self._built, self._layers_and_shapes()
+        changed = [name for name in sorted(built.keys() | now.keys()) if built.get(name) != now.get(name)]
+        if changed:
+            name = changed[-1]  # a tensor or the innermost layer, which says more than what holds it
             raise ConfigError(
-                f"this network was changed, so its config no longer describes it ({changed[0]} among "
-                f"{len(changed)} tensors that came or went); save its state_dict with torch.save"
+                f"this network was changed, so its config no longer describes it ({name} is "
+                f"{now.get(name, 'missing')}, was {built.get(name, 'not there')}); save its state_dict with "
+                "torch.save"
             )
         save(self, self.config, Path(folder))
+
+    def _layers_and_shapes(self) -> dict[str, str]:
+        """What the config decides: every layer with its settings, every tensor with its shape."""
+        layers = {name: f"{type(m).__name__}({m.extra_repr()})" for name, m in self.named_modules()}
+        return layers | {name: str(tuple(tensor.shape)) for name, tensor in self.state_dict().items()}
