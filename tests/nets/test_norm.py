@@ -193,8 +193,26 @@ def test_a_ghost_that_does_not_divide_the_batch_is_refused() -> None:
         GhostBatchNorm2d(2, ghost_batch=4)(draw(6, 2, 3, 3))
 
 
+@pytest.mark.parametrize("ghost_batch", [0, -1, 2.5, "4", True])
+def test_a_ghost_batch_is_a_whole_number_from_one(ghost_batch: object) -> None:
+    with pytest.raises(ConfigError, match="must be a whole number, 1 or more"):
+        GhostBatchNorm2d(2, ghost_batch=ghost_batch)  # type: ignore[arg-type]
+
+
+def test_cumulative_averages_are_refused() -> None:
+    """Torch's meaning of momentum=None."""
+    with pytest.raises(ConfigError, match="momentum None is not allowed"):
+        GhostBatchNorm2d(2, momentum=None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("ghost_batch", [None, 2])
+def test_an_empty_batch_is_refused(ghost_batch: int | None) -> None:
+    with pytest.raises(ConfigError, match="got 0"):
+        GhostBatchNorm2d(2, ghost_batch=ghost_batch)(torch.zeros(0, 2, 3, 3))
+
+
 def test_one_value_per_channel_is_refused() -> None:
-    with pytest.raises(ConfigError, match="one value per channel"):
+    with pytest.raises(ConfigError, match="two values or more per channel and got 1"):
         GhostBatchNorm2d(2, ghost_batch=1)(draw(4, 2, 1, 1))
 
 

@@ -169,6 +169,16 @@ def test_the_merge_is_one_operation() -> None:
     assert computing == {"aten::addcmul"}
 
 
+@pytest.mark.parametrize("alpha", [0, 1, True])
+def test_a_whole_number_is_a_start_that_trains(alpha: int) -> None:
+    merge = SkipInit(alpha)
+    branch = torch.full((3,), 2.0)
+    merge(torch.ones(3), branch).sum().backward()
+    assert merge.alpha.item() == alpha
+    assert merge.alpha.grad is not None
+    assert merge.alpha.grad.item() == branch.sum()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_merge_keeps_the_type_of_its_operands(dtype: torch.dtype) -> None:
     assert SkipInit(0.5)(randn(2, 3).to(dtype), randn(2, 3).to(dtype)).dtype == dtype

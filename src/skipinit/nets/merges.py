@@ -37,6 +37,10 @@ class GhostBatchNorm2d(nn.BatchNorm2d):
         momentum: float = 0.1,
         batch_statistics_at_test: bool = False,
     ) -> None:
+        if ghost_batch is not None and (type(ghost_batch) is not int or ghost_batch < 1):
+            raise ConfigError(f"ghost_batch {ghost_batch!r} is not allowed; it must be a whole number, 1 or more")
+        if momentum is None:
+            raise ConfigError("momentum None is not allowed; cumulative averages are not supported")
         super().__init__(num_features, eps=eps, momentum=momentum)
         self.ghost_batch = ghost_batch
         self.batch_statistics_at_test = batch_statistics_at_test
@@ -63,9 +67,11 @@ class GhostBatchNorm2d(nn.BatchNorm2d):
             )
         batch = x.shape[0]
         ghosts = self._count_ghosts(batch)
-        values = batch // ghosts * x[0, 0].numel()
-        if values == 1:
-            raise ConfigError("batch norm of one value per channel is always 0; use a larger batch or image")
+        values = x.numel() // max(1, ghosts * self.num_features)
+        if values < 2:
+            raise ConfigError(
+                f"batch norm needs two values or more per channel and got {values}; use a larger batch or image"
+            )
         statistics = torch.zeros(2, ghosts * self.num_features, device=x.device, dtype=self.weight.dtype)
         mean, unbiased = statistics.unbind()
         # momentum 1 leaves the statistics of this very batch in `mean` and `unbiased`.
@@ -142,8 +148,8 @@ class SkipInit(nn.Module):
 
     def __init__(self, alpha: float = 0.0) -> None:
         super().__init__()
-        self.start = alpha
-        self.alpha = nn.Parameter(torch.tensor(alpha))
+        self.start = float(alpha)  # torch does not train whole numbers
+        self.alpha = nn.Parameter(torch.tensor(self.start))
 
     def forward(self, skip: Tensor, branch: Tensor) -> Tensor:
         """One fused operation; the cast keeps autocast from widening a bfloat16 skip path to float32."""
