@@ -122,7 +122,7 @@ def read_seconds(text: str) -> float:
 def read_shape(text: str) -> tuple[int, ...]:
     """The shape of a batch: 8x3x224x224."""
     sizes = text.lower().split("x")
-    if not all(size.isdigit() and int(size) > 0 for size in sizes):
+    if not all(size.isdecimal() and int(size) > 0 for size in sizes):
         raise ConfigError(f"--input {text!r} is not a shape; write it like 8x3x224x224")
     return tuple(int(size) for size in sizes)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -47,7 +48,21 @@ def test_depths_without_a_block_point_to_the_first_that_has(depth: int) -> None:
 
 
 def test_width_zero() -> None:
-    refused("width 0", "1 or more", name="wrn16_0")
+    refused("width 0", "1 to 100,000", name="wrn16_0")
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("wrn16_100001", "width 100001"),
+        ("wrn1000000_1", "depth 1000000"),
+        (f"wrn{10**17}_1", "100,000 or less"),
+        (f"wrn16_{10**20}", "is not known"),
+    ],
+)
+def test_a_mistyped_size_is_refused_before_anything_is_built(name: str, says: str) -> None:
+    """One of 10^17 layers would fill the memory, one of 10^20 channels is more than torch can count."""
+    refused(name, says, name=name)
 
 
 @pytest.mark.parametrize(
@@ -57,6 +72,9 @@ def test_width_zero() -> None:
         ("restnet50_v1", "resnet50_v1"),
         ("WRN16_2", "wrn16_2"),
         ("wrn-28-10", "wrn28_10"),
+        ("WRN-40-4", "did you mean wrn40_4?"),
+        ("wide-resnet-22-8", "did you mean wrn22_8?"),
+        ("wrn016_2", "did you mean wrn16_2?"),
     ],
 )
 def test_unknown_models_are_answered_with_the_nearest(name: str, near: str) -> None:
@@ -86,6 +104,23 @@ def test_unknown_options_are_answered_with_those_there_are(name: str) -> None:
 
 def test_theory_networks_have_no_scheme() -> None:
     refused("scheme", "blocks, width, in_channels", name="fc_linear", scheme="skipinit")
+
+
+def test_a_theory_network_has_a_config_of_another_type() -> None:
+    with pytest.raises(ConfigError, match="fc_linear is a theory network.*TheoryConfig"):
+        build(ModelConfig("fc_linear"))
+
+
+@pytest.mark.parametrize("function", [build, describe])
+@pytest.mark.parametrize("config", ["wrn16_2", None, torch.nn.Identity()])
+def test_what_is_no_config_is_refused(function: Callable[[object], object], config: object) -> None:
+    with pytest.raises(ConfigError, match=f"a {type(config).__name__} is not a config; give a ModelConfig"):
+        function(config)
+
+
+def test_more_classes_than_torch_can_count_are_too_large_for_the_memory() -> None:
+    with pytest.raises(SkipinitError, match="out of memory"):
+        describe(ModelConfig("wrn10_1", num_classes=2**62))
 
 
 def test_an_unknown_theory_network_in_a_config() -> None:
@@ -140,7 +175,7 @@ def test_fixup_has_four_components(value: object) -> None:
     refused("1, 2, 3 and 4", scheme="fixup", fixup_components=value)
 
 
-@pytest.mark.parametrize("name", [None, 16])
+@pytest.mark.parametrize("name", [None, 16, ["wrn16_2"]])
 def test_a_name_that_is_no_text(name: object) -> None:
     refused("name", repr(name), name=name)
 
@@ -150,8 +185,8 @@ def test_a_scheme_that_is_no_text(scheme: object) -> None:
     refused("scheme", repr(scheme), scheme=scheme)
 
 
-@pytest.mark.parametrize("seed", ["0", 1.5])
-def test_a_seed_that_is_no_whole_number(seed: object) -> None:
+@pytest.mark.parametrize("seed", ["0", 1.5, True, -1, 2**63, 2**70])
+def test_a_seed_that_is_not_allowed(seed: object) -> None:
     refused("seed", str(seed), seed=seed)
 
 

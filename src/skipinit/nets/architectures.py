@@ -87,23 +87,35 @@ _RESNETS = {
     for depth, groups in _BOTTLENECK_GROUPS.items()
     for name in [f"resnet{depth}_{version}"]
 }
+_LARGEST = 100_000
+"""Depth or width that a name may have; one that is mistyped must not fill the memory with layers."""
 _PAPER_WIDE_RESNETS = ("wrn16_2", "wrn100_2", "wrn1000_2", "wrn16_4", "wrn28_10")
 
 
 def find_architecture(name: str) -> Architecture:
     """The architecture of that name, or an error with the nearest names that exist."""
-    wide = re.fullmatch(r"wrn(0|[1-9]\d*)_(0|[1-9]\d*)", name)
-    if wide:
-        return _wide_resnet(int(wide[1]), int(wide[2]))
-    if name not in _RESNETS:
+    if name in _RESNETS:
+        return _RESNETS[name]
+    if name in THEORY_NETWORKS:
+        raise ConfigError(
+            f"{name} is a theory network, which cannot be trained and has no scheme; the commands describe and "
+            "probe take it, and in Python create_model and TheoryConfig"
+        )
+    wide = re.fullmatch(r"(?i)(?:wrn|wide-?resnet)[-_]?(\d{1,18})[-_x](\d{1,18})", name)
+    if wide is None:
         raise unknown_name("model", name, list_models())
-    return _RESNETS[name]
+    architecture = _wide_resnet(int(wide[1]), int(wide[2]))
+    if architecture.name != name:
+        raise ConfigError(f"model {name!r} is not known; did you mean {architecture.name}?")
+    return architecture
 
 
 def _wide_resnet(depth: int, widen: int) -> Architecture:
     name = f"wrn{depth}_{widen}"
-    if widen < 1:
-        raise ConfigError(f"{name}: width {widen} is not allowed; it must be 1 or more")
+    if not 1 <= widen <= _LARGEST:
+        raise ConfigError(f"{name}: width {widen} is not allowed; it must be 1 to {_LARGEST:,}")
+    if depth > _LARGEST:
+        raise ConfigError(f"{name}: depth {depth} is not allowed; it must be {_LARGEST:,} or less")
     if depth < 10 or (depth - 4) % 6:
         below = depth - (depth - 4) % 6
         near = [f"wrn{n}_{widen}" for n in (below, below + 6) if n >= 10] or [f"wrn10_{widen}"]

@@ -41,7 +41,7 @@ def create_model(name: str, *, seed: int | None = None, **options: Any) -> Resid
 
 def make_config(name: str, **options: Any) -> ModelConfig | TheoryConfig:
     """The config of a network by name and options."""
-    kind = TheoryConfig if name in THEORY_NETWORKS else ModelConfig
+    kind = TheoryConfig if isinstance(name, str) and name in THEORY_NETWORKS else ModelConfig
     allowed = [field.name for field in dataclasses.fields(kind) if field.name != "name"]
     for option in options:
         if option not in allowed:
@@ -49,6 +49,7 @@ def make_config(name: str, **options: Any) -> ModelConfig | TheoryConfig:
     return kind(name, **options)
 
 
+@system_errors_explained()
 def build(config: ModelConfig | TheoryConfig, seed: int | None = None) -> ResidualNet:
     """The network that a config describes, freshly initialized.
 
@@ -59,8 +60,13 @@ def build(config: ModelConfig | TheoryConfig, seed: int | None = None) -> Residu
     >>> build(ModelConfig("wrn16_2", scheme="skipinit")).num_blocks
     6
     """
-    if seed is not None and type(seed) is not int:
-        raise ConfigError(f"seed {seed!r} is not allowed; it must be a whole number")
+    if not isinstance(config, ModelConfig | TheoryConfig):
+        raise ConfigError(
+            f"a {type(config).__name__} is not a config; give a ModelConfig or TheoryConfig, such as "
+            "ModelConfig('wrn16_2')"
+        )
+    if seed is not None and (type(seed) is not int or not 0 <= seed < 2**63):
+        raise ConfigError(f"seed {seed!r} is not allowed; it must be a whole number from 0 to 2^63 - 1")
     generator = None if seed is None else torch.Generator(torch.get_default_device()).manual_seed(seed)
     if isinstance(config, TheoryConfig):
         return theory_net(config, generator)

@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from ..config import ModelConfig, TheoryConfig
+from ..errors import system_errors_explained
 from .architectures import THEORY_NETWORKS, find_architecture
 from .blocks import PostActivationBlock
 from .create import build
@@ -46,6 +47,7 @@ class Description:
     blocks: tuple[BlockRow, ...]
 
 
+@system_errors_explained()
 def describe(config: ModelConfig | TheoryConfig) -> Description:
     """Build the network without memory for its weights and count."""
     with torch.device("meta"):
