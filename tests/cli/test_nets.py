@@ -93,6 +93,9 @@ def test_describe_counts_what_the_equations_say(capsys: Printed, monkeypatch: py
         (["describe", "wrn16_2", "--scheme", "skipinit", "--alpha", "x"], "it must be a finite number"),
         (["describe", "wrn16_2", "--num-classes", "0"], "num_classes 0 is not allowed"),
         (["describe", "wrn16_2", "--blocks", "3"], "--blocks belongs to the theory networks"),
+        (["describe", "fc_linear", "--scheme", "none"], "--scheme: not for fc_linear, a theory network"),
+        (["describe", f"wrn16_{10**20}"], "is not known"),
+        (["train", "fc_linear", "--data", "gaussian"], "fc_linear is a theory network"),
         (["models", "vgg*"], "no listed model matches"),
     ],
 )

@@ -38,6 +38,12 @@ class OptionFlags:
             if value is not None
         }
 
+    def refuse(self, name: str, why: str) -> None:
+        """Raise if an option of a network was given to something that has none."""
+        if options := self.of(ModelConfig):
+            flags = ", ".join(f"--{_dashed(option)}" for option in options)
+            raise ConfigError(f"{flags}: not for {name}, {why}")
+
     def texts(self) -> dict[str, str]:
         """Everything that was given, as it was written."""
         return {name: value for name, value in asdict(self).items() if value is not None}

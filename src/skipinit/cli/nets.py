@@ -78,6 +78,7 @@ def describe(
     from ..nets.describe import describe as describe_network
 
     if model in THEORY_NETWORKS:
+        network.refuse(model, "a theory network; it takes --blocks")
         found = describe_network(TheoryConfig(model) if blocks is None else TheoryConfig(model, blocks))
     elif blocks is not None:
         raise ConfigError(f"--blocks belongs to the theory networks, {', '.join(THEORY_NETWORKS)}")

@@ -106,6 +106,12 @@ def probe(
         raise ConfigError("--networks belongs to the figures; a model of another name is probed once")
     if check and figure:
         raise ConfigError("--check is for models; the figures have no verdict")
+    if figure:
+        network.refuse(model, "which has the paper's networks")
+        if theory != TheoryFlags() or inputs != InputFlags() or gradients:
+            raise ConfigError(
+                f"{model} has the paper's networks and inputs; it takes --networks, --seed, --device and --plot"
+            )
     if networks is not None and networks < 1:
         raise ConfigError(f"--networks {networks} is not allowed; it must be 1 or more")
     if inputs.shape is None and is_own(model) and inputs.data == "gaussian":
@@ -164,16 +170,15 @@ def _figure(name: str, seed: int, device: str, networks: int | None, plot: Path 
 
 
 def _build(name: str, network: NetworkFlags, theory: TheoryFlags, inputs: InputFlags) -> nn.Module:
-    if name not in THEORY_NETWORKS and (theory.blocks or theory.width):
+    if name not in THEORY_NETWORKS and theory != TheoryFlags():
         raise ConfigError(f"--blocks and --width belong to the theory networks, {', '.join(THEORY_NETWORKS)}")
     if is_own(name):
-        if options := network.of(ModelConfig):
-            flags = ", ".join(f"--{option.replace('_', '-')}" for option in options)
-            raise ConfigError(f"{flags}: not for {name}, which takes no options; set them in your factory")
+        network.refuse(name, "which takes no options; set them in your factory")
         return load_model(name)
     from ..nets.create import build, create_model
 
     if name in THEORY_NETWORKS:
+        network.refuse(name, "a theory network; it takes --blocks and --width")
         sizes = {"blocks": theory.blocks, "width": theory.width}
         return create_model(name, **{option: size for option, size in sizes.items() if size is not None})
     entry, shape = DATA_SETS[inputs.data], inputs.shape
