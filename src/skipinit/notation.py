@@ -122,9 +122,16 @@ def read_seconds(text: str) -> float:
 def read_shape(text: str) -> tuple[int, ...]:
     """The shape of a batch: 8x3x224x224."""
     sizes = text.lower().split("x")
-    if not all(size.isdecimal() and int(size) > 0 for size in sizes):
+    if not all(re.fullmatch(r"0*[1-9][0-9]{0,17}", size) for size in sizes):  # below 2^63, as torch counts
         raise ConfigError(f"--input {text!r} is not a shape; write it like 8x3x224x224")
     return tuple(int(size) for size in sizes)
+
+
+def check_seed(name: str, seed: object) -> int:
+    """A seed that torch's generators take."""
+    if type(seed) is not int or not -(2**63) <= seed < 2**64:
+        raise ConfigError(f"{name} {seed!r} is not allowed; it must be a whole number of at most 64 bits")
+    return seed
 
 
 def rate_text(lr: float) -> str:

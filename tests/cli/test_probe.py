@@ -141,6 +141,8 @@ ERRORS = {
     "--scheme: not for figure2a": ["figure2a", "--scheme", "none"],
     "figure2a has the paper's networks and inputs": ["figure2a", "--blocks", "3"],
     "figure2b has the paper's networks and inputs": ["figure2b", "--data", "digits"],
+    f"--seed {2**64} is not allowed; it must be a whole number": ["wrn16_2", "--seed", str(2**64)],
+    f"--input '{10**20}x3' is not a shape": ["wrn16_2", "--input", f"{10**20}x3"],
     "--input '8x3x²' is not a shape": ["wrn16_2", "--input", "8x3x²"],
     "--networks belongs to the figures": ["wrn16_2", "--networks", "3"],
     "--networks 0 is not allowed": ["figure5", "--networks", "0"],

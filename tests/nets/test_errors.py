@@ -185,7 +185,7 @@ def test_a_scheme_that_is_no_text(scheme: object) -> None:
     refused("scheme", repr(scheme), scheme=scheme)
 
 
-@pytest.mark.parametrize("seed", ["0", 1.5, True, -1, 2**63, 2**70])
+@pytest.mark.parametrize("seed", ["0", 1.5, True, 2**64, -(2**63) - 1])
 def test_a_seed_that_is_not_allowed(seed: object) -> None:
     refused("seed", str(seed), seed=seed)
 

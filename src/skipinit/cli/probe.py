@@ -14,7 +14,7 @@ from ..data.catalog import DATA_SETS
 from ..errors import ConfigError, need, unknown_name
 from ..nets.architectures import THEORY_NETWORKS, find_architecture
 from ..nets.own import is_own, load_model
-from ..notation import read_shape
+from ..notation import check_seed, read_shape
 from .flags import Count, Flag, Json, Model, NetworkFlags, given
 
 if TYPE_CHECKING:
@@ -99,6 +99,7 @@ def probe(
         all: Show all blocks and columns; otherwise of a long network the first, least balanced and last block
             of each stage.
     """
+    check_seed("--seed", seed)
     figure = model.startswith("figure")
     if json_ and csv_:
         raise ConfigError("--json and --csv exclude each other; give one")

@@ -11,6 +11,7 @@ from torch import nn
 
 from ..config import ModelConfig, TheoryConfig
 from ..errors import ConfigError, system_errors_explained
+from ..notation import check_seed
 from .architectures import THEORY_NETWORKS, find_architecture
 from .blocks import ResidualNet
 from .layers import Layers, he, lecun, require_memory, scale_by_depth, zero_last
@@ -65,9 +66,9 @@ def build(config: ModelConfig | TheoryConfig, seed: int | None = None) -> Residu
             f"a {type(config).__name__} is not a config; give a ModelConfig or TheoryConfig, such as "
             "ModelConfig('wrn16_2')"
         )
-    if seed is not None and (type(seed) is not int or not 0 <= seed < 2**63):
-        raise ConfigError(f"seed {seed!r} is not allowed; it must be a whole number from 0 to 2^63 - 1")
-    generator = None if seed is None else torch.Generator(torch.get_default_device()).manual_seed(seed)
+    generator = None
+    if seed is not None:
+        generator = torch.Generator(torch.get_default_device()).manual_seed(check_seed("seed", seed))
     if isinstance(config, TheoryConfig):
         return theory_net(config, generator)
     config, architecture = settle(config), find_architecture(config.name)
