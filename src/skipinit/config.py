@@ -1,8 +1,8 @@
-"""What a network and a training run are, as plain frozen data. Each option is declared here and nowhere else.
+"""Configs of networks and training runs: frozen dataclasses. Each option is declared only here.
 
-The command line, the axes of a sweep and the arguments from Python are made from these fields: their names,
-types and helps. Nothing here imports torch. What is not given is settled by the part that owns it: `nets` for
-`ModelConfig`, `training` for `TrainConfig`.
+The flags of the command line, the axes of a sweep and the arguments in Python are made from these fields:
+names, types and help. Nothing here imports torch. `nets` fills in the defaults of `ModelConfig`, `training`
+those of `TrainConfig`.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def option(
     below: float = math.inf,
     identifies: bool = True,
 ) -> Any:
-    """A field with its help and the range of its values; without a default it must be given.
+    """A field with its help and the range of its values; without a default it is required.
 
-    What does not identify is left out where configs are compared, named and stored.
+    A field with `identifies=False` is ignored when configs are compared, named and stored.
     """
     within = f" in [{least}, {below})" if math.isfinite(below) else ""
     within = within or (f", {least} or more" if math.isfinite(least) else "")
@@ -54,36 +54,41 @@ def option(
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """One network. `None` means: what the paper says for this architecture and scheme, and the data has."""
+    """One network. `None` means: as in the paper for this architecture and scheme, or as the data has it."""
 
-    name: str = option("Name of the network: see `skipinit models`; or package.module:factory, for your own.")
-    scheme: str = option("How the network is kept trainable: see `skipinit schemes`.", "batchnorm")
+    name: str = option("Name of the network: see `skipinit models`; or package.module:factory for your own.")
+    scheme: str = option("Scheme: see `skipinit schemes`; batchnorm if not given.", "batchnorm")
     num_classes: int | None = option("Number of classes; the data set's if not given.", None, least=1)
     in_channels: int | None = option("Channels of the input; the data set's if not given.", None, least=1)
     alpha: Alpha | None = option(
-        "Start of SkipInit's branch scalar: a number, or 1/sqrt(d) with d the number of blocks.", None
+        "Initial value of SkipInit's branch scalar: a number, or 1/sqrt(d) for d blocks; 0 if not given.",
+        None,
     )
     ghost_batch: int | None = option(
-        "Examples per group of batch statistics, which must divide the batch; the whole batch if not given.",
+        "Examples per group of batch statistics; must divide the batch; the whole batch if not given.",
         None,
         least=1,
     )
     batch_statistics_at_test: bool = option(
-        "Normalize by the test batch's own statistics instead of the running averages.", False
+        "At test time, normalize by the statistics of the batch instead of the running averages.", False
     )
     dropout: float | None = option(
-        "Drop probability between global pooling and the classifier.", None, least=0, below=1
+        "Drop probability between global pooling and the classifier; the scheme's if not given.",
+        None,
+        least=0,
+        below=1,
     )
-    biases: bool | None = option("A bias in every convolution.", None)
+    biases: bool | None = option("A bias in every convolution; the scheme's choice if not given.", None)
     scalar_bias: bool | None = option(
-        "A scalar bias per block between merge and ReLU (ResNet-V1 with SkipInit).", None
+        "A scalar bias per block between merge and ReLU (ResNet-V1 with SkipInit); none if not given.", None
     )
     fixup_components: tuple[FixupComponent, ...] | None = option(
-        "Which of Fixup's components are on, such as 1+2+3+4; all if not given.", None
+        "Components of Fixup to use, such as 1+2+3+4; all if not given.", None
     )
-    classifier_init: ClassifierInit | None = option("How the classifier's weights start.", None)
+    classifier_init: ClassifierInit | None = option("Initialization of the classifier's weights.", None)
     projection: Projection | None = option(
-        "What the skip of a transition convolves: relu(x), as the branch does, or x itself.", None
+        "Input of the skip convolution where the channels change: relu(x) (activated) or x itself (raw).",
+        None,
     )
 
     def __post_init__(self) -> None:
@@ -92,10 +97,10 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class TheoryConfig:
-    """One of the networks of Figures 2 and 5, at the paper's size unless said otherwise."""
+    """One of the networks of Figures 2 and 5; by default at the paper's size."""
 
     name: str = option("Name of the network: see `skipinit models`.")
-    blocks: int = option("Residual blocks.", 100, least=1)
+    blocks: int = option("Number of residual blocks.", 100, least=1)
     width: int | None = option("Width.", None, least=1)
     in_channels: int | None = option("Channels of the input.", None, least=1)
 
@@ -105,11 +110,11 @@ class TheoryConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """One training run: everything that decides its numbers, and what is measured besides."""
+    """One training run: everything that its numbers depend on, and `watch`, on which they do not."""
 
     model: ModelConfig
     data: str = option(
-        "digits, cifar10, cifar100, imagenet, gaussian, an .npz file, or a folder of train/ and val/."
+        "digits, cifar10, cifar100, imagenet, gaussian, an .npz file, or a folder with train/ and val/."
     )
     lr: float = option("Learning rate: 0.25, or 2^-2.", above=0)
     batch_size: int = option("Examples per update, over all processes.", least=1)
@@ -117,24 +122,26 @@ class TrainConfig:
     seed: int = option("Seed of weights, data order, augmentation and dropout.", 0, least=0)
     momentum: float = option("Momentum of SGD.", 0.9, least=0, below=1)
     dampening: float = option(
-        "v <- momentum v + (1 - dampening) g; the paper's learning rates go with 0.9.", 0.0, least=0, below=1
+        "v <- momentum v + (1 - dampening) g; the paper's learning rates assume 0.9.", 0.0, least=0, below=1
     )
-    l2: float = option("Coefficient c of c/2 |w|^2 over convolution and dense weights.", 5e-4, least=0)
+    l2: float = option(
+        "Coefficient c of the penalty c/2 |w|^2 on convolution and dense weights.", 5e-4, least=0
+    )
     schedule: Schedule = option("Schedule of the learning rate.", "cifar")
     precision: Precision = option("Arithmetic; parameters and optimizer state are float32.", "float32")
     crop_padding: CropPadding = option(
-        "What random crops see beyond the edge: zeros, or the image mirrored, its edge left out or repeated.",
+        "Padding of random crops: zeros, or the image mirrored without (reflect) or with its edge.",
         "zero",
     )
-    augment: bool = option("Crop and mirror training images at random.", True)
+    augment: bool = option("Randomly crop and flip training images.", True)
     clean_train_loss: bool = option(
-        "Also evaluate the loss over the unaugmented training set after every epoch.", False
+        "After every epoch, also measure the loss on the training set without augmentation.", False
     )
     convert: Convert | None = option(
-        "Remove normalization from a model of your own before it is trained; none: leave it as it is.", None
+        "Remove normalization from your own model before training; none: leave it as it is.", None
     )
     watch: int | None = option(
-        "Measure every residual block at every so many steps; changes no number of the training.",
+        "Measure every residual block once in this many steps; does not change the training.",
         None,
         least=1,
         identifies=False,
@@ -155,38 +162,38 @@ _TYPES: dict[Any, dict[str, Any]] = {
 
 
 def option_types(kind: type[Any]) -> dict[str, Any]:
-    """Names and types of a config's options."""
+    """The names and types of the options of a config."""
     return _TYPES[kind]
 
 
 def option_help(kind: type[Any], name: str) -> str:
-    """What an option does."""
+    """The help of an option."""
     return str(kind.__dataclass_fields__[name].metadata["help"])
 
 
 def option_default(kind: type[Any], name: str) -> Any:
-    """What an option is where it is not given; `dataclasses.MISSING` where it must be."""
+    """The default of an option; `dataclasses.MISSING` if it is required."""
     return kind.__dataclass_fields__[name].default
 
 
 def _check_options(config: Config, owner: str = "") -> None:
-    """Bring every value to its option's one type, or refuse it."""
+    """Convert every value to the type of its option, or raise ConfigError."""
     kind: Any = type(config)
     for name in option_types(kind):
         if name == "model":
             continue
-        value = getattr(config, name)  # not `vars`, which gives every config a dictionary to keep
+        value = getattr(config, name)  # not `vars`, which would allocate a dictionary in every config
         try:
             found = _checked(kind, name, value)
-        except (ConfigError, TypeError):  # TypeError: a list, say, cannot be remembered
+        except (ConfigError, TypeError):  # TypeError: a value that cannot be cached, such as a list
             found = _check_option(kind, name, value, owner)
         if found is not value:
             object.__setattr__(config, name, found)
 
 
-@lru_cache(maxsize=4096, typed=True)  # which tells 1 from 1.0 and True
+@lru_cache(maxsize=4096, typed=True)  # typed: 1, 1.0 and True are different
 def _checked(kind: Any, name: str, value: Any) -> Any:
-    """Remembered: thousands of trials have few values."""
+    """Cached: thousands of trials have few different values."""
     return _check_option(kind, name, value, "")
 
 
@@ -200,39 +207,39 @@ def _check_option(kind: type[Config], name: str, value: Any, owner: str) -> Any:
 
 
 def to_dict(config: Config) -> dict[str, Any]:
-    """What identifies the config, as nested dictionaries that JSON can hold."""
+    """The fields that identify the config, as nested dictionaries for JSON."""
     values = dataclasses.asdict(config)
     kept = {field.name: values[field.name] for field in dataclasses.fields(config) if field.compare}
     return json.loads(json.dumps(kept))  # type: ignore[no-any-return]
 
 
 def model_from_dict(fields: dict[str, Any]) -> ModelConfig:
-    """The config that `to_dict` took apart; raises TypeError or ValueError where it is another's."""
+    """The inverse of `to_dict`; raises TypeError or ValueError if these are not the fields of a network."""
     return _model_of(json.dumps(fields))
 
 
 @lru_cache(maxsize=1024)
 def _model_of(text: str) -> ModelConfig:
-    """Trials by the thousand share a few networks."""
+    """Cached: thousands of trials share a few networks."""
     return ModelConfig(**json.loads(text))
 
 
 def train_from_dict(fields: dict[str, Any]) -> TrainConfig:
-    """The config that `to_dict` took apart; raises TypeError, KeyError or ValueError where it is none."""
+    """The inverse of `to_dict`; raises TypeError, KeyError or ValueError if these are not a run's fields."""
     return TrainConfig(**{**fields, "model": model_from_dict(fields["model"])})
 
 
 def rerun(config: TrainConfig, lr: Any, seed: Any) -> TrainConfig:
-    """The config at another rate and seed, in which alone trials by the hundred thousand differ."""
+    """The config with another rate and seed; fast, because most trials of a sweep differ only in these."""
     other = object.__new__(TrainConfig)
-    object.__setattr__(other, "__dict__", vars(config).copy())  # what was checked once
+    object.__setattr__(other, "__dict__", vars(config).copy())  # already checked
     for name, value in (("lr", lr), ("seed", seed)):
         object.__setattr__(other, name, _checked(TrainConfig, name, value))
     return other
 
 
 def train_from_json(text: str) -> TrainConfig:
-    """The config of what `to_dict` made, as JSON with sorted keys."""
+    """The config from `to_dict` as JSON with sorted keys."""
     parts = _RATE_AND_SEED.split(text)
     if len(parts) != 5:
         return train_from_dict(json.loads(text))
@@ -240,7 +247,9 @@ def train_from_json(text: str) -> TrainConfig:
     return rerun(_shared_of(before, between, after), _number_of(lr), _number_of(seed))
 
 
-_RATE_AND_SEED = re.compile(r'"lr": ([^,}]+)(.*)"seed": ([^,}]+)')  # within JSON's texts, quotes are escaped
+_RATE_AND_SEED = re.compile(
+    r'"lr": ([^,}]+)(.*)"seed": ([^,}]+)'
+)  # quotes inside JSON strings are escaped, so they do not match
 
 
 @lru_cache(maxsize=1024)

@@ -53,7 +53,7 @@ def shown(folder: Path) -> str:
 def test_cells_that_agree_and_one_that_is_left_out(tmp_path: Path) -> None:
     fill(tmp_path)
     text = shown(tmp_path)
-    assert "11 of 11 cells agree with the paper on who trains and who fails" in text
+    assert "11 of 11 cells agree with the paper on which networks train" in text
     assert text.count("✓") == 11
     assert text.count("left out") == 1
     assert "Left out: Divide residual block by √2, 100 layers" in text

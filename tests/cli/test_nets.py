@@ -14,6 +14,7 @@ import pytest
 
 from skipinit import ModelConfig, __version__, list_models, list_schemes
 from skipinit.cli import main
+from skipinit.cli.app import _COMMANDS
 from skipinit.cli.flags import NetworkFlags
 from skipinit.cli.sweep import AxisFlags
 from skipinit.sweeping.grid import AXES
@@ -35,6 +36,20 @@ def test_help_and_lists_do_not_import_torch(arguments: list[str]) -> None:
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert out.splitlines()[-1] == "False"
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["", *(command.__name__ for command in _COMMANDS), "store merge", "store export", "store import"],
+)
+def test_help_fits_80_columns(command: str, capsys: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal breaks longer lines inside of words. The usage line is tyro's."""
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit) as caught:
+        main([*command.split(), "--help"])
+    assert caught.value.code == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if len(line) > 80 and not line.startswith("usage:")] == []
 
 
 @pytest.mark.parametrize(

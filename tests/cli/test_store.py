@@ -191,8 +191,8 @@ def test_export_import_and_merge(sweep: Path, tmp_path: Path, capsys: pytest.Cap
     assert "16 trials added" in printed(capsys, "store", "import", str(other), str(file))
     merged = printed(capsys, "store", "merge", str(tmp_path / "all"), str(other), str(sweep))
     assert merged.splitlines() == [
-        f"{other}: 16 trials added, 0 updated, 0 known already",
-        f"{sweep}: 2 trials added, 0 updated, 16 known already",
+        f"{other}: 16 trials added, 0 updated, 0 already there",
+        f"{sweep}: 2 trials added, 0 updated, 16 already there",
     ]
     ours, theirs = (
         json.loads(printed(capsys, "results", str(f), "--json")) for f in (sweep, tmp_path / "all")
@@ -206,7 +206,7 @@ def test_a_conflict_is_said(sweep: Path, tmp_path: Path, capsys: pytest.CaptureF
     text = re.sub(r', "sha256": "\w+"', "", file.read_text(), count=1)
     file.write_text(text.replace('"test_accuracy": 91.0', '"test_accuracy": 99.0', 1))
     command("store", "import", str(sweep), str(file))
-    assert "has another result here; the first is kept" in capsys.readouterr().err
+    assert "has another result here, which is kept" in capsys.readouterr().err
 
 
 def test_what_goes_wrong_is_said_and_nothing_is_made(tmp_path: Path) -> None:

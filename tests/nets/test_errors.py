@@ -107,7 +107,7 @@ def test_theory_networks_have_no_scheme() -> None:
 
 
 def test_a_theory_network_has_a_config_of_another_type() -> None:
-    with pytest.raises(ConfigError, match="fc_linear is a theory network.*TheoryConfig"):
+    with pytest.raises(ConfigError, match=r"fc_linear is a theory network.*TheoryConfig"):
         build(ModelConfig("fc_linear"))
 
 

@@ -212,7 +212,7 @@ def test_an_empty_batch_is_refused(ghost_batch: int | None) -> None:
 
 
 def test_one_value_per_channel_is_refused() -> None:
-    with pytest.raises(ConfigError, match="two values or more per channel and got 1"):
+    with pytest.raises(ConfigError, match="2 values or more per channel and got 1"):
         GhostBatchNorm2d(2, ghost_batch=1)(draw(4, 2, 1, 1))
 
 

@@ -25,19 +25,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments == ["--version"]:
         print(f"skipinit {__version__}")
         return 0
-    # Threads that spin while they wait for one whose core another process has take three times as long. Who
-    # gives a number of threads has the cores for them, where spinning is a little faster.
+    # OpenMP threads spin while they wait. If another process uses one of their cores, everything takes three
+    # times as long. A user who sets OMP_NUM_THREADS has free cores, where spinning is a little faster.
     if "OMP_NUM_THREADS" not in os.environ:
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    for stream in (sys.stdout, sys.stderr):  # a file's name need not be Unicode
+    for stream in (sys.stdout, sys.stderr):  # file names may contain bytes that are not Unicode
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
-        from .app import run  # inside: who interrupts while it loads gets one line, too
+        from .app import run  # here, so that Ctrl-C during the import also prints one line
 
         with system_errors_explained(), _no_interrupt_lost(), _warnings_of_one_line():
             code = run(arguments or ["--help"])
-            sys.stdout.flush()  # a full disk is met here, not after the exit code is decided
+            sys.stdout.flush()  # here, so that a full disk changes the exit code
             return code
     except SkipinitError as error:
         print(f"skipinit: {error}", file=sys.stderr)
@@ -49,14 +49,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = 0
     try:
         sys.stdout.flush()
-    except OSError:  # what is left in the buffer has nowhere to go
+    except OSError:  # the rest of the buffer cannot be written
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return code
 
 
 @contextmanager
 def _warnings_of_one_line() -> Iterator[None]:
-    """Our own warnings without the line of our source that a call from Python would want."""
+    """Print warnings of this package as one line, without the source line that Python adds."""
     before = warnings.formatwarning
 
     def format_warning(
@@ -75,14 +75,14 @@ def _warnings_of_one_line() -> Iterator[None]:
 
 @contextmanager
 def _no_interrupt_lost() -> Iterator[None]:
-    """Python reports and ignores what is raised in a destructor; Ctrl-C that lands in one is sent again."""
+    """Send Ctrl-C again if it arrived in a destructor, where Python reports and ignores exceptions."""
     before = sys.unraisablehook
 
     def send_again(raised: sys.UnraisableHookArgs) -> None:
         if isinstance(raised.exc_value, KeyboardInterrupt):
             main_thread = threading.main_thread().ident
             assert main_thread is not None, "it runs"
-            # Not at once, which would be in the destructor again.
+            # Later, because now it would arrive in the same destructor.
             threading.Timer(0.01, signal.pthread_kill, (main_thread, signal.SIGINT)).start()
         else:
             before(raised)

@@ -1,4 +1,4 @@
-"""Which commands there are."""
+"""The list of commands."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tyro.extras import SubcommandApp
 from ..errors import need
 from . import convert, demo, nets, probe, reproduce, store, sweep, train
 
-_DESCRIPTION = "Deep residual networks with and without normalization: build, probe, convert, train, compare."
+_DESCRIPTION = "Build, probe, convert and train residual networks with or without batch norm."
 
 _COMMANDS = (
     demo.demo,
@@ -34,10 +34,10 @@ _LABORATORY = {"store", *(command.__name__ for command in _COMMANDS)} - _LIBRARY
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Parse the arguments and run the command; what it returns is the exit code, None meaning 0."""
+    """Parse the arguments, run the command and return its exit code."""
     app, stores = SubcommandApp(), SubcommandApp()
     for command in _COMMANDS:
-        # The overview shows first lines; a command's own --help shows the rest.
+        # The overview shows only the first line of each docstring.
         app.command(help=_summary(command) if arguments in (["--help"], ["-h"]) else None)(command)
     stores.command(store.merge)
     stores.command(store.export)

@@ -20,7 +20,7 @@ def convert(
     input: Annotated[str, tyro.conf.arg(metavar="SHAPE")],
     out: Annotated[Path, tyro.conf.arg(metavar="DIR")],
     scheme: str = "skipinit",
-    keep_function: bool = False,
+    keep_function: Flag = False,
     alpha: Annotated[float | None, given("NUMBER")] = None,
     biases: Flag = False,
     no_biases: Flag = False,
@@ -34,28 +34,31 @@ def convert(
     all: Flag = False,
     json_: Json = False,
 ) -> None:
-    """Remove normalization from a residual network of your own.
+    """Remove normalization from your own residual network.
 
-    MODEL is package.module:factory. The module is imported and the factory called without arguments: this
-    runs that code, so name only code that you trust. Written to DIR: the new weights (model.safetensors),
-    what was changed (report.txt, report.json), and skip and branch before and after (balance.svg). To load
-    the weights, call `skipinit.convert` on the same model with the same options.
+    MODEL is package.module:factory.
+    - This imports the module and calls the factory without arguments: it runs that
+      code, so name only code that you trust.
+    - DIR gets the new weights (model.safetensors), the changes (report.txt,
+      report.json), and a plot of skip and branch before and after (balance.svg).
+    - To load the weights, call `skipinit.convert` on the same model with the same
+      options, then `load_state_dict`.
 
     Args:
-        model: The model's factory.
+        model: Where the model is made.
         input: Shape of a batch that the model takes, such as 2x3x224x224.
         out: Folder for weights and report.
-        scheme: What it becomes: skipinit, regularized-skipinit, fixup, fixup-dropout, divide-sqrt2, none.
-        keep_function: Compute what the model computes in evaluation mode; fold batch norm into its layers.
-        alpha: Start of SkipInit's branch scalars.
-        biases: Give every convolution a bias; the default is the scheme's.
+        scheme: The new scheme: skipinit, regularized-skipinit, fixup, fixup-dropout, divide-sqrt2, none.
+        keep_function: Fold batch norm into the layers; outputs in evaluation mode stay the same.
+        alpha: Initial value of SkipInit's branch scalars; 0 if not given, 1 with --keep-function.
+        biases: Give every convolution a bias; if neither flag is given, the scheme decides.
         no_biases: Give no convolution a bias.
         dropout: Drop probability before the classifier, in the schemes that have it.
-        tokens: The batch holds random token ids below this number.
-        exclude: Modules to leave as they are; * stands for anything.
-        only: Change nothing outside of these modules.
-        strict: Fail instead of leaving a branch without its scalar or a norm in its place.
-        seed: Seed of the new weights, and of what the factory draws.
+        tokens: Number of token ids, for a language model: the batch has random ids below it.
+        exclude: Names of modules to leave unchanged; * matches anything.
+        only: Names of modules to change; all others stay unchanged.
+        strict: Fail if a branch cannot get its scalar or a norm cannot be removed.
+        seed: Seed of the factory and of the new weights.
         force: Replace an earlier conversion in DIR.
         all: Print a line for every block.
     """
@@ -99,7 +102,7 @@ def convert(
     write_whole(out / "report.json", lambda file: file.write(f"{conversion.to_json()}\n".encode()))
     try:
         conversion.plot(out / "balance.svg")
-    except MissingExtraError as error:  # the picture is an addition; the conversion is whole without it
+    except MissingExtraError as error:  # the conversion is complete without the plot
         print(f"skipinit: balance.svg is left out: {error}", file=sys.stderr)
     write_whole(out / "model.safetensors", lambda file: file.write(weights_of(conversion.model)))
     print(conversion.to_json() if json_ else text)

@@ -24,19 +24,22 @@ if TYPE_CHECKING:
 
 _TABLE = EXHIBITS["table1"]
 _NEXT = """What to try next:
-  skipinit probe wrn100_2 --scheme none          see the variance double in every block
+  skipinit probe wrn100_2 --scheme none          see the variance double in each block
   skipinit train wrn16_2 --data digits           train a network of your choice
   skipinit reproduce --list                      every table and figure of the paper"""
 
 
 def demo(seed: int = 0, out: Path = Path("demo")) -> int:
-    """See the paper's point in minutes: which deep networks train, and which fail, beside its Table 1.
+    """Train networks of up to 1000 layers, and compare which fail with the paper.
 
-    Trains networks of 16, 100 and 1000 layers on handwritten digits, on the CPU, with batch norm, with
-    SkipInit, and in two ways that fail; measures the variances of Figure 2; writes the report.
+    Takes minutes on a CPU, with handwritten digits as data.
+    - Trains networks of 16, 100 and 1000 layers with batch norm, with SkipInit, and
+      in two ways that fail.
+    - Measures the variances of Figure 2.
+    - Writes a report with all results.
 
     Args:
-        seed: Of weights and data order.
+        seed: Seed of weights and data order.
         out: Folder for results and report.
     """
     from ..paper.reproduce import reproduce
@@ -65,7 +68,7 @@ def demo(seed: int = 0, out: Path = Path("demo")) -> int:
 
 @contextmanager
 def _clock(file: Path) -> Iterator[Callable[[], float]]:
-    """Seconds so far; the file keeps them for the parts to come."""
+    """The seconds that the demo has taken, over all its starts; the file keeps them."""
     before, started = 0.0, time.monotonic()
     with suppress(OSError, ValueError):
         before = float(file.read_text(encoding="utf-8"))
@@ -81,7 +84,7 @@ def _clock(file: Path) -> Iterator[Callable[[], float]]:
 
 
 class Board:
-    """Table 1 of the demo, which fills as trainings end; in a log file, a line for every cell that does."""
+    """Table 1 of the demo, filled as trainings end; outside a terminal, a line for each finished cell."""
 
     def __init__(self, console: Console, out: Path, seed: int, seconds: Callable[[], float]) -> None:
         from ..paper.cells import plan_cells
@@ -89,10 +92,10 @@ class Board:
         self.console, self.out, self.seconds = console, out, seconds
         planned = plan_cells(_TABLE, PRESETS["demo"])
         self.cells = [cell.narrow(1, around_best=False, first_seed=seed) for cell in planned]
-        self.told: set[str] = set()
+        self.printed: set[str] = set()
 
     def read(self) -> None:
-        """Bring the cells up to date with the store, and say which have ended."""
+        """Read the cells from the store, and print those that are new."""
         from ..paper.collect import fill
         from ..sweeping.store import open_store
 
@@ -100,14 +103,14 @@ class Board:
             self.cells = list(fill(self.cells, store.trials()))
         for cell in self.cells:
             name = f"{cell.at} layers, {cell.method.label}"
-            if cell.results and name not in self.told and not self.console.is_terminal:
+            if cell.results and name not in self.printed and not self.console.is_terminal:
                 published = _published(cell.method, cell.at)
                 words = f"{self.seconds():4.0f} s  {name}: {_outcome(cell)}; paper: {published}"
                 self.console.print(words, soft_wrap=True)
-                self.told.add(name)
+                self.printed.add(name)
 
     def __rich__(self) -> Table:
-        """Depths down, methods across; in each cell what was measured over what the paper has."""
+        """A row per depth, a column per method; each cell has the measured value above the paper's."""
         title = f"Test accuracy in percent, after {self.seconds():.0f} s"
         table = Table(title=title, title_justify="left", show_lines=True)
         table.add_column("layers", justify="right")
@@ -122,7 +125,7 @@ class Board:
         return table
 
     def summary(self) -> str:
-        """What the numbers are of, and how many cells agree with the paper."""
+        """The conditions of the numbers, and how many cells agree with the paper."""
         from ..reporting.tables import compare, conditions
 
         found = [
@@ -133,10 +136,10 @@ class Board:
         lines = [
             f"Here: {conditions(_TABLE, self.cells)}.",
             "Paper: CIFAR-10, width 2, 200 epochs, best of 13 rates.",
-            f"{agreeing} of {len(found)} cells agree with the paper on who trains and who fails.",
-            "The accuracies themselves are not comparable: the data are others.",
+            f"{agreeing} of {len(found)} cells agree with the paper on which networks train.",
+            "The accuracies are not comparable: the data sets differ.",
             *(
-                f"Left out: {METHODS[name].label}, {depth} layers, which takes as long as all others."
+                f"Left out: {METHODS[name].label}, {depth} layers, which takes as long as all the others."
                 for name, depth in PRESETS["demo"].omitted
             ),
             *(

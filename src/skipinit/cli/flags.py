@@ -1,4 +1,4 @@
-"""Flags that several commands share; those of a network and a run are made from their configs' options."""
+"""Flags that several commands share. Those of networks and runs are made from the fields of their configs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..notation import kinds_of, read_value
 
 
 def given(metavar: str, help: str | None = None) -> Any:
-    """A flag without a default of its own to show: what happens without it, its help says."""
+    """A flag whose help shows no default; the text says what happens without it."""
     return tyro.conf.arg(metavar=metavar, help=help, help_behavior_hint="")
 
 
@@ -26,10 +26,10 @@ Flag = Annotated[bool, tyro.conf.arg(help_behavior_hint="")]
 
 @dataclass(frozen=True)
 class OptionFlags:
-    """Options as they were written: text, None where not given; `x` and `no_x` of a boolean."""
+    """Options as the user wrote them: text, or None if not given; a boolean has the flags `x` and `no_x`."""
 
     def of(self, kind: type[Any]) -> dict[str, Any]:
-        """The options of a config that were given, each of its type."""
+        """The given options of a config, converted to their types."""
         hints = option_types(kind)
         found = {name: self._value(name) for name in hints}
         return {
@@ -45,7 +45,7 @@ class OptionFlags:
             raise ConfigError(f"{flags}: not for {name}, {why}")
 
     def texts(self) -> dict[str, str]:
-        """Everything that was given, as it was written."""
+        """The given options, as text."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     def _value(self, name: str) -> Any:
@@ -60,7 +60,7 @@ def _dashed(name: str) -> str:
 
 
 def _make_flags(name: str, options: Iterator[tuple[str, Any, str, Any]], axes: bool = False) -> Any:
-    """A class with a flag for each option, or with a list of values for each."""
+    """A dataclass with a flag for each option; with `axes`, each flag takes a list of values."""
     fields: list[Any] = []
     for option, hint, help, default in options:
         if axes or bool not in kinds_of(hint):
@@ -69,7 +69,7 @@ def _make_flags(name: str, options: Iterator[tuple[str, Any, str, Any]], axes: b
             continue
         fields.append((option, Annotated[bool, given("", help)], field(default=False)))
         if default is not False:
-            words = f"Not: {help[0].lower()}{help[1:]}"
+            words = f"The opposite of --{_dashed(option)}."
             fields.append((f"no_{option}", Annotated[bool, given("", words)], field(default=False)))
     return make_dataclass(name, fields, bases=(OptionFlags,), frozen=True)
 
@@ -97,11 +97,15 @@ if TYPE_CHECKING:
         """The options of `ModelConfig` and `TrainConfig`."""
 
     class AxisFlags(OptionFlags):
-        """Values for each of them."""
+        """Lists of values for these options."""
 
 else:
     _NETWORK, _RUN = [*_options(ModelConfig, ["name"])], [*_options(TrainConfig, ["model", "data"])]
-    _SWEPT = [("depth", int, "The n of wrn{n}_{k}.", None), *_NETWORK, *_options(TrainConfig, ["model"])]
+    _SWEPT = [
+        ("depth", int, "Depth n of the Wide-ResNets wrn{n}_{k}.", None),
+        *_NETWORK,
+        *_options(TrainConfig, ["model"]),
+    ]
     NetworkFlags = _make_flags("NetworkFlags", _NETWORK)
     RunFlags = _make_flags("RunFlags", [*_NETWORK, *_RUN])
     AxisFlags = _make_flags("AxisFlags", _SWEPT, axes=True)

@@ -20,10 +20,10 @@ from .flags import Count, Json, Model, NetworkFlags
 def models(
     pattern: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PATTERN")] = "*", json_: Json = False
 ) -> None:
-    """List the networks.
+    """List the names of the networks.
 
     Args:
-        pattern: Names to list, such as "wrn*".
+        pattern: List only names that match, such as "wrn*".
     """
     names = list_models(pattern)
     if not names:
@@ -41,7 +41,7 @@ def models(
             table.add_row(name, str(architecture.num_blocks), _WORDS[architecture.family])
     console = Console()
     console.print(table)
-    console.print("\nAny other Wide-ResNet of depth 6m + 4 exists too: wrn{depth}_{width}.", style="dim")
+    console.print("\nOther Wide-ResNets of depth 6m + 4 exist, too: wrn{depth}_{width}.", style="dim")
 
 
 _WORDS = {
@@ -52,7 +52,7 @@ _WORDS = {
 
 
 def schemes(json_: Json = False) -> None:
-    """List the schemes."""
+    """List the schemes: batch norm, SkipInit, Fixup and others."""
     if json_:
         print(json.dumps([dataclasses.asdict(scheme) for scheme in SCHEMES.values()]))
         return
@@ -68,12 +68,12 @@ def describe(
     blocks: Count = None,
     json_: Json = False,
 ) -> None:
-    """Show a network: its blocks, parameters, multiply-accumulates, norms and scalars.
+    """Show the blocks, parameters and multiply-accumulates of a network.
 
     Args:
         model: Name of the network: see `skipinit models`.
         network: The network's scheme and options.
-        blocks: Residual blocks of a theory network.
+        blocks: Number of residual blocks, for a theory network.
     """
     from ..nets.describe import describe as describe_network
 

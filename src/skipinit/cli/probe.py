@@ -31,9 +31,9 @@ class TheoryFlags:
     """Size of a theory network."""
 
     blocks: Count = None
-    """Residual blocks of a theory network."""
+    """Number of residual blocks, for a theory network."""
     width: Count = None
-    """Width of a theory network."""
+    """Width, for a theory network."""
 
 
 @dataclass(frozen=True)
@@ -41,13 +41,13 @@ class InputFlags:
     """The input of the model."""
 
     data: Literal["gaussian", "digits", "cifar10", "cifar100"] = "gaussian"
-    """Which data the batch is from."""
+    """Data set of the batch."""
     input: Annotated[str | None, given("SHAPE")] = None
-    """Shape of a Gaussian batch, such as 8x3x224x224; needed for a model of your own."""
+    """Shape of a Gaussian batch, such as 8x3x224x224; required for your own model."""
     tokens: Count = None
-    """For a model of your own: the batch holds random token ids below this number."""
+    """Number of token ids, for your own language model: the batch has random ids below it."""
     batch_size: Count = None
-    """Examples in the batch."""
+    """Examples in the batch; chosen by the size of the images if not given."""
 
     def __post_init__(self) -> None:
         if self.input is not None and (self.data != "gaussian" or self.batch_size is not None):
@@ -59,7 +59,7 @@ class InputFlags:
 
     @property
     def shape(self) -> tuple[int, ...] | None:
-        """The shape that was given."""
+        """The given shape."""
         return None if self.input is None else read_shape(self.input)
 
 
@@ -68,50 +68,54 @@ def probe(
     network: Annotated[NetworkFlags, tyro.conf.arg(name="")] = NetworkFlags(),
     theory: Annotated[TheoryFlags, tyro.conf.arg(name="")] = TheoryFlags(),
     inputs: Annotated[InputFlags, tyro.conf.arg(name="")] = InputFlags(),
-    gradients: bool = False,
+    gradients: Flag = False,
     seed: int = 0,
     device: str = "auto",
     networks: Count = None,
-    check: bool = False,
+    check: Flag = False,
     plot: Annotated[Path | None, given("PATH")] = None,
     all: Flag = False,
     json_: Json = False,
     csv_: Annotated[bool, tyro.conf.arg(name="csv", help="Print CSV.", help_behavior_hint="")] = False,
 ) -> int:
-    """Show how much of each residual block's output comes from the skip, and how much from the branch.
+    """Measure skip and branch of each residual block; say if the network can train.
 
-    MODEL is one of `skipinit models`; or figure2a, figure2b, figure2c or figure5, which measure that figure
-    of the paper and write it as PNG and SVG; or package.module:factory for a model of your own. The last
-    imports that module and calls the factory without arguments: it runs that code, so name only code that you
-    trust. The exit code is 1 if there is nothing to show, for example because the model has no residual add.
+    MODEL is one of these:
+    - A name of `skipinit models`.
+    - figure2a, figure2b, figure2c or figure5: measures this figure of the paper and
+      writes it as PNG and SVG.
+    - package.module:factory for your own model. This imports the module and calls
+      the factory without arguments: it runs that code, so name only code that you
+      trust.
+
+    The exit code is 1 if the model has no residual add.
 
     Args:
         model: What to probe.
         network: The network's scheme and options.
         theory: Size of a theory network.
         inputs: The input of the model.
-        gradients: Also go backward from the cross-entropy with the data's labels (random for Gaussian data).
+        gradients: Also measure gradients of the cross-entropy (random labels for Gaussian data).
         seed: Seed of the weights and of the batch.
-        device: Such as cpu or cuda; auto takes the GPU if there is one.
-        networks: How many networks a figure is the mean of; 16 in figure5, 4 in figure2c, 1 in others.
+        device: auto, cpu, cuda or cuda:N; auto is the GPU if there is one.
+        networks: Networks that a figure averages over; 16 in figure5, 4 in figure2c, otherwise 1.
         check: Exit with code 1 if NaN or infinity appears, or if the variance grows exponentially with depth.
-        plot: Where to write the picture: .png, .svg or .pdf; for figures, both .png and .svg of that name.
-        all: Show all blocks and columns; otherwise of a long network the first, least balanced and last block
-            of each stage.
+        plot: Write a plot to this .png, .svg or .pdf file; a figure is written as .png and .svg.
+        all: Show all blocks and columns, not only the summary of a long network.
     """
     check_seed("--seed", seed)
     figure = model.startswith("figure")
     if json_ and csv_:
         raise ConfigError("--json and --csv exclude each other; give one")
     if networks is not None and not figure:
-        raise ConfigError("--networks belongs to the figures; a model of another name is probed once")
+        raise ConfigError("--networks belongs to the figures; other models are probed once")
     if check and figure:
         raise ConfigError("--check is for models; the figures have no verdict")
     if figure:
         network.refuse(model, "which has the paper's networks")
         if theory != TheoryFlags() or inputs != InputFlags() or gradients:
             raise ConfigError(
-                f"{model} has the paper's networks and inputs; it takes --networks, --seed, --device and --plot"
+                f"{model} has the paper's networks and inputs; use --networks, --seed, --device or --plot"
             )
     if networks is not None and networks < 1:
         raise ConfigError(f"--networks {networks} is not allowed; it must be 1 or more")
@@ -208,7 +212,7 @@ def _batch(name: str, inputs: InputFlags) -> tuple[Tensor, Tensor]:
 
 
 def _default_shape(name: str, batch_size: int | None) -> tuple[int, ...]:
-    """The paper's own batch for its theory networks; else as many images as make up 64 of CIFAR's."""
+    """The paper's batch for theory networks; otherwise 64 images of CIFAR, or as many values."""
     if name in THEORY_NETWORKS:
         theory = THEORY_NETWORKS[name]
         example = (theory.in_channels, 32, 32) if theory.convolutional else (theory.in_channels,)

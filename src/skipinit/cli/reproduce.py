@@ -17,10 +17,10 @@ from ..notation import duration_text, read_seconds
 from ..paper.exhibits import EXHIBITS, METHODS
 from ..paper.presets import PRESETS
 from . import FAILED_TRIALS, INTERRUPTED
-from .flags import Count, Json, given
+from .flags import Count, Flag, Json, given
 
-Names = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="TABLE|FIGURE")]
-Folders = Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
+Names = Annotated[tuple[str, ...], tyro.conf.Positional, given("TABLE|FIGURE")]
+Folders = Annotated[tuple[Path, ...], tyro.conf.Positional, given("FOLDER")]
 
 _DAY = 24 * 60 * 60
 
@@ -33,28 +33,30 @@ def reproduce(
     methods: Annotated[tuple[str, ...], given("METHOD")] = (),
     at: Annotated[tuple[int, ...], given("INT")] = (),
     seeds: Count = None,
-    around_best: bool = False,
+    around_best: Flag = False,
     precision: Annotated[Precision | None, given("{float32,tf32,bfloat16}")] = None,
     device: str = "auto",
     time_limit: Annotated[str | None, given("TIME")] = None,
 ) -> int:
-    """Make tables and figures of the paper: table1 … table7, figure2 … figure8, or all.
+    """Measure tables and figures of the paper: table1 to table7, figure2 to figure8.
 
-    Stop it at any time and run the same command again to resume. The presets say how much is run; every
-    number carries its preset, data and number of runs. `skipinit report` makes a page of the folder.
+    Stop it at any time and run the same command again to resume.
+    - A preset says how much is trained. Each number is stored with its preset, data
+      and number of runs.
+    - `skipinit report` makes a page of the folder.
 
     Args:
-        names: What to make.
-        preset: smoke, demo, quick, brief, reduced or paper; --list says what each costs.
-        out: Folder for what is measured; several presets may share it.
-        list_: Only say what there is, in how many trials, and what it would cost on this machine.
-        methods: Only these columns: see --list.
+        names: Tables and figures to measure, or all.
+        preset: smoke, demo, quick, brief, reduced or paper; --list shows how long each takes.
+        out: Folder for the results; several presets may share it.
+        list_: Train nothing; list tables, figures, presets, methods and the estimated times.
+        methods: Only these methods: see --list.
         at: Only these depths or batch sizes.
-        seeds: At most so many runs at each rate.
-        around_best: Of a whole grid of rates, only the paper's best and its two neighbours.
-        precision: In place of the preset's.
-        device: auto, cpu, cuda or cuda:N.
-        time_limit: Stop in good order after this long: 90s, 9m, 2h.
+        seeds: At most this many runs at each learning rate.
+        around_best: Instead of the whole grid of rates, only the paper's best rate and its two neighbours.
+        precision: Arithmetic; the preset's if not given.
+        device: auto, cpu, cuda or cuda:N; auto is the GPU if there is one.
+        time_limit: Stop after this time, with everything saved for a resume: 90s, 9m, 2h.
     """
     if list_:
         _print_list(device)
@@ -85,10 +87,10 @@ def reproduce(
 
 
 def claims(folders: Folders = (), json_: Json = False) -> None:
-    """Say which statements of the paper hold in what was measured, which do not, and which are open.
+    """Say which statements of the paper hold in the results, and which do not.
 
     Args:
-        folders: Folders that `reproduce` or `sweep` filled, or files that `store export` wrote.
+        folders: Folders of `reproduce` or `sweep`, or files that `store export` wrote.
     """
     from ..paper.collect import claims as judge
 
@@ -131,18 +133,18 @@ def _print_list(device: str) -> None:
 
 
 def _cost_text(seconds: float | None, device: str) -> str:
-    """What the CPU cannot do in a day is no offer."""
+    """A time; a CPU that would need more than a day is not worth trying."""
     if seconds is None:
         return "−"
     return "needs a GPU" if device == "cpu" and seconds > _DAY else duration_text(seconds)
 
 
 def report(folders: Folders = (), out: Path = Path("report.html")) -> None:
-    """Write one HTML file: tables, figures and claims of the paper beside what was measured.
+    """Write an HTML page with the results beside the paper's tables and figures.
 
     Args:
-        folders: Folders that `reproduce` or `sweep` filled, or files that `store export` wrote.
-        out: The file to write; it loads nothing else, not even over the network.
+        folders: Folders of `reproduce` or `sweep`, or files that `store export` wrote.
+        out: The file to write. It is complete: it loads no other file and nothing over the network.
     """
     from ..reporting.page import report as write
 

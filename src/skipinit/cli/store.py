@@ -29,21 +29,21 @@ from ..sweeping.exchange import read_results as read_export
 from ..sweeping.grid import AXES
 from ..sweeping.results import Progress, Row, Trim, cell_row, cells, progress, trial_row, varying
 from ..sweeping.store import open_store, open_writer
-from .flags import Count, Json, given
+from .flags import Count, Flag, Json, given
 
 Folder = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
-Folders = Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FROM [FROM ...]")]
+Folders = Annotated[tuple[Path, ...], tyro.conf.Positional, given("FROM [FROM ...]")]
 File = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
 Rows = Annotated[Literal["trials", "cells"] | None, given("{trials,cells}")]
 
 _ROWS_SHOWN = 20
 _REASONS_SHOWN = 5
 _MOST_TRIALS = 1000
-"""That `results` lists without being asked to: more would bury the cells."""
+"""`results` lists at most this many trials unless --rows asks for them, so that the cells stay visible."""
 
 
 def status(folder: Folder, json_: Json = False) -> None:
-    """Show how far a sweep is; in a terminal, live for as long as it runs.
+    """Show the progress of a sweep; in a terminal, live while it runs.
 
     Args:
         folder: Folder of the sweep.
@@ -71,16 +71,17 @@ def results(
     best: Count = None,
     of: Count = None,
 ) -> None:
-    """Show the results of a sweep: a row per trial, and a row per cell (all but rate and seed) and metric.
+    """Show the results of a sweep, by trial and by cell.
 
-    Of a sweep of more than 1000 trials the cells alone are shown, unless --rows says otherwise.
+    A cell is all trials that differ only in learning rate and seed.
+    - If there are more than 1000 trials, only the cells are shown; see --rows.
 
     Args:
         folder: Folder of the sweep.
-        csv_: Print CSV: the trials, or what --rows says.
-        rows: Only these rows.
-        best: Average the best BEST of OF runs; the paper's 5 of 7, or 12 of 15, where not given.
-        of: Runs that count, lowest seeds first.
+        csv_: Print CSV: the trials, or the rows that --rows names.
+        rows: Show only trials or only cells.
+        best: Average the best BEST of OF runs; if not given, 5 of 7 or 12 of 15, as in the paper.
+        of: Use only this many runs of each rate, lowest seeds first.
     """
     trim = Trim.asked(best, of)
     with open_store(folder) as store:
@@ -104,21 +105,23 @@ def results(
 
 
 def failure_lines(failures: Mapping[str, int]) -> list[str]:
-    """Why trials raised, a line for each reason."""
+    """Why trials failed, one line per reason."""
     lines = [f"{count} failed: {printable(reason)}" for reason, count in failures.items()]
     more = lines[_REASONS_SHOWN:]
     return lines[:_REASONS_SHOWN] + ([f"and {len(more)} other reasons; see --json"] if more else [])
 
 
 def merge(target: Annotated[Folder, tyro.conf.arg(metavar="INTO")], sources: Folders) -> None:
-    """Merge sweeps that were run in pieces: a result beats a failure beats an unfinished trial.
+    """Merge sweeps that were run in parts.
+
+    If sweeps share a trial, a result replaces a failure or an unfinished trial.
 
     Args:
-        target: Folder of the sweep that takes them in; made if it does not exist.
-        sources: Folders of the sweeps to take in; they stay as they are.
+        target: Folder of the merged sweep; made if it does not exist.
+        sources: Folders of the sweeps to merge; they do not change.
     """
     if not sources:
-        raise ConfigError("no sweep to merge; give one folder or more after the one they go into")
+        raise ConfigError("no sweep to merge; give the folders to merge after INTO")
     with ExitStack() as stack:
         stores = [stack.enter_context(open_store(source)) for source in sources]
         writer = stack.enter_context(open_writer(target))
@@ -126,13 +129,13 @@ def merge(target: Annotated[Folder, tyro.conf.arg(metavar="INTO")], sources: Fol
             _print_merged(source, merge_into(writer, entries(store), store.measurements))
 
 
-def export(folder: Folder, file: File, curves: bool = False) -> None:
-    """Write the results of a sweep as one text file fit for version control.
+def export(folder: Folder, file: File, curves: Flag = False) -> None:
+    """Write the results of a sweep as one text file, for version control.
 
     Args:
         folder: Folder of the sweep.
-        file: JSON lines, a line per result, in an order that never changes.
-        curves: Every epoch, not only the last.
+        file: File to write: JSON lines, one per result, always in the same order.
+        curves: Write every epoch, not only the last.
     """
     with open_store(folder) as store:
         count = export_results(store, file, curves)
@@ -140,11 +143,11 @@ def export(folder: Folder, file: File, curves: bool = False) -> None:
 
 
 def import_(folder: Folder, file: File) -> None:
-    """Take results that were exported into a sweep, so that they are not run again.
+    """Add exported results to a sweep, so that these trials are not trained again.
 
     Args:
         folder: Folder of the sweep; made if it does not exist.
-        file: What `skipinit store export` wrote.
+        file: File that `skipinit store export` wrote.
     """
     found = read_export(file)
     with open_writer(folder) as writer:
@@ -152,9 +155,9 @@ def import_(folder: Folder, file: File) -> None:
 
 
 def _print_merged(source: Path, merged: Merged) -> None:
-    print(f"{source}: {merged.added} trials added, {merged.updated} updated, {merged.kept} known already")
+    print(f"{source}: {merged.added} trials added, {merged.updated} updated, {merged.kept} already there")
     for id in merged.conflicts:
-        print(f"{source}: trial {id} has another result here; the first is kept", file=sys.stderr)
+        print(f"{source}: trial {id} has another result here, which is kept", file=sys.stderr)
 
 
 def _progress_row(seen: Progress) -> Row:
@@ -196,10 +199,10 @@ def _print_csv(rows: Sequence[Row]) -> None:
 
 
 def _print_trials(rows: Sequence[Row]) -> None:
-    told = _told_apart(rows)
-    header = ["trial", *told, "state", "epoch", "test accuracy", "train loss", "seconds"]
+    shown = _shown_axes(rows)
+    header = ["trial", *shown, "state", "epoch", "test accuracy", "train loss", "seconds"]
     body = (
-        [row["id"], *_axes(row, told), row["state"], f"{row['epoch'] or 0}/{row['epochs']}",
+        [row["id"], *_axes(row, shown), row["state"], f"{row['epoch'] or 0}/{row['epochs']}",
          _number(row["test_accuracy"], 2), _number(row["train_loss"], 4), _number(row["seconds"], 0)]
         for row in rows
     )  # fmt: skip
@@ -207,9 +210,9 @@ def _print_trials(rows: Sequence[Row]) -> None:
 
 
 def _print_cells(rows: Sequence[Row]) -> None:
-    told = _told_apart(rows)
-    header = [*told, "metric", "mean ± std", "runs", "best lr", "within one std", "remarks"]
-    body = ([*_axes(row, told), row["metric"], *_summary(row)] for row in rows)
+    shown = _shown_axes(rows)
+    header = [*shown, "metric", "mean ± std", "runs", "best lr", "within one std", "remarks"]
+    body = ([*_axes(row, shown), row["metric"], *_summary(row)] for row in rows)
     _print_columns(header, body)
 
 
@@ -231,8 +234,8 @@ def _summary(row: Row) -> list[str]:
     ]
 
 
-def _told_apart(rows: Sequence[Row]) -> list[str]:
-    """The axes worth a column: model, scheme, and whatever differs between rows that share these."""
+def _shown_axes(rows: Sequence[Row]) -> list[str]:
+    """The axes to show: model, scheme, and those in which rows of the same model and scheme differ."""
     axes = [axis for axis in AXES if rows and axis in rows[0]]
     alike: defaultdict[tuple[str, str], list[Row]] = defaultdict(list)
     for row in rows:
@@ -248,7 +251,7 @@ def _axes(row: Row, names: Iterable[str]) -> list[str]:
 
 
 def _print_columns(header: Sequence[str], body: Iterable[Sequence[str]]) -> None:
-    """Plain columns: unlike a rich table, fast for many thousand rows and never cut."""
+    """Plain columns: unlike a rich table, fast for thousands of rows, and never truncated."""
     print(align(list(zip(header, *body, strict=True))), end="\n\n")
 
 

@@ -19,7 +19,7 @@ from ..notation import bytes_text, duration_text, read_seconds
 from ..sweeping.grid import Grid, expand, flatten, read_grid
 from ..sweeping.packs import PackKey
 from . import FAILED_TRIALS, INTERRUPTED
-from .flags import AxisFlags, Count, Json, given
+from .flags import AxisFlags, Count, Flag, Json, given
 
 if TYPE_CHECKING:
     from ..sweeping.forecast import Forecast, Pack
@@ -34,24 +34,26 @@ def sweep(
     engine: Literal["local", "ray"] = "local",
     pack_size: Count = None,
     time_limit: Annotated[str | None, given("TIME")] = None,
-    dry_run: bool = False,
+    dry_run: Flag = False,
     json_: Json = False,
 ) -> int:
-    """Train every combination of the given values, each once: many to a GPU, one to a core of the CPU.
+    """Train every combination of the given values.
 
-    Values are written as a,b,c, powers of two as 2^-6..2^0, whole numbers as 0..6. Run the same command again
-    to resume; a trial with a result is never trained again. See `skipinit status` and `skipinit results`.
+    Values are lists (a,b,c), powers of two (2^-6..2^0) or whole numbers (0..6).
+    - Many trials train together on a GPU; on the CPU, one trial per core.
+    - Run the same command again to resume; trials with a result are skipped.
+    - `skipinit status` shows the progress, `skipinit results` the results.
 
     Args:
-        model: Networks: see `skipinit models`; or package.module:factory for a model of your own.
+        model: Networks: see `skipinit models`; or package.module:factory for your own model.
         out: Folder of the sweep; runs/sweep-IDENTITY if not given.
         axes: What to vary.
-        file: The axes as a TOML file, instead of flags.
-        device: auto, cpu, cuda or cuda:N.
-        engine: Train on this machine, or on the Ray cluster that RAY_ADDRESS names.
-        pack_size: Trials that step together on a GPU; measured if not given.
-        time_limit: Stop in good order after this long: 90s, 9m, 2h.
-        dry_run: Only say what would be trained, in which packs, and about what they would take.
+        file: TOML file with the axes, instead of flags.
+        device: auto, cpu, cuda or cuda:N; auto is the GPU if there is one.
+        engine: local: train on this machine; ray: on the Ray cluster at RAY_ADDRESS.
+        pack_size: Trials that train together on a GPU; measured if not given.
+        time_limit: Stop after this time, with everything saved for a resume: 90s, 9m, 2h.
+        dry_run: Train nothing; show the trials, their packs and the estimated time.
     """
     chosen = axes.texts() if model is None else {"model": model, **axes.texts()}
     if file is not None and chosen:
@@ -102,9 +104,9 @@ def _show_plan(grid: Grid, out: Path, device: str, pack_size: int | None, as_jso
 
 
 def _show_packs(plan: Forecast) -> None:
-    """A row for packs that are alike; the largest memory of any."""
+    """One row for equal packs, with the largest memory among them."""
     if plan.results or plan.resumed:
-        print(f"{plan.results} have a result already; {plan.resumed} go on from a checkpoint")
+        print(f"{plan.results} have a result already; {plan.resumed} resume from a checkpoint")
     if not plan.packs:
         return
     alike: defaultdict[tuple[PackKey, int], list[Pack]] = defaultdict(list)

@@ -14,7 +14,7 @@ from ..config import ModelConfig, TrainConfig
 from ..training.protocol import identity, make_train_config
 from ..training.records import TrainResult
 from . import INTERRUPTED
-from .flags import Count, Json, Model, RunFlags, given
+from .flags import Count, Flag, Json, Model, RunFlags, given
 
 
 def train(
@@ -24,25 +24,26 @@ def train(
     options: Annotated[RunFlags, tyro.conf.arg(name="")] = RunFlags(),
     device: str = "auto",
     micro_batch: Count = None,
-    tensorboard: bool = False,
+    tensorboard: Flag = False,
     json_: Json = False,
 ) -> int:
     """Train a network by the paper's protocol.
 
-    MODEL is one of `skipinit models`, or package.module:factory for a model of your own. The latter imports
-    that module and calls the factory without arguments: it runs that code, so name only code that you trust.
-
-    Each run has its own folder. Run the same command again to resume. What is not given is the protocol's
-    choice for the data set. Under torchrun, the processes share each batch.
+    MODEL is a name of `skipinit models`, or package.module:factory for your own.
+    - The latter imports the module and calls the factory without arguments: it runs
+      that code, so name only code that you trust.
+    - Each run has its own folder. Run the same command again to resume.
+    - Options that are not given have the protocol's value for the data set.
+    - Under torchrun, the processes share each batch.
 
     Args:
         model: What to train.
         data: digits, cifar10, cifar100, imagenet, gaussian, an .npz file, or a folder of train/ and val/.
         out: Folder of the run; runs/MODEL-SCHEME-DATA-IDENTITY if not given.
         options: What to train, and how.
-        device: auto, cpu, cuda or cuda:N.
-        micro_batch: Examples on the device at once.
-        tensorboard: Write TensorBoard events into the folder.
+        device: auto, cpu, cuda or cuda:N; auto is the GPU if there is one.
+        micro_batch: Examples per forward pass, to save memory; gradients are accumulated.
+        tensorboard: Also write TensorBoard events into the folder (extra `tensorboard`).
     """
     from ..sweeping.single import train as train_run
 
@@ -74,11 +75,11 @@ def _show(result: TrainResult, out: Path, as_json: bool) -> None:
 
 
 def evaluate(run: tyro.conf.Positional[Path], device: str = "auto", json_: Json = False) -> None:
-    """Measure a run's newest checkpoint on the test set.
+    """Measure the newest checkpoint of a run on the test set.
 
     Args:
         run: Folder of the run.
-        device: auto, cpu, cuda or cuda:N.
+        device: auto, cpu, cuda or cuda:N; auto is the GPU if there is one.
     """
     from ..sweeping.trained import evaluate as evaluate_run
 
@@ -89,8 +90,8 @@ def evaluate(run: tyro.conf.Positional[Path], device: str = "auto", json_: Json 
         print(f"test accuracy {found.test_accuracy:.2f} %, test loss {found.test_loss:.4f}")
 
 
-def export(run: tyro.conf.Positional[Path], out: Path, onnx: bool = False) -> None:
-    """Turn a run's newest checkpoint into a folder that `skipinit.from_pretrained` loads.
+def export(run: tyro.conf.Positional[Path], out: Path, onnx: Flag = False) -> None:
+    """Write the newest checkpoint of a run as a folder for `from_pretrained`.
 
     Args:
         run: Folder of the run.

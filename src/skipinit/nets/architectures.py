@@ -98,8 +98,8 @@ def find_architecture(name: str) -> Architecture:
         return _RESNETS[name]
     if name in THEORY_NETWORKS:
         raise ConfigError(
-            f"{name} is a theory network, which cannot be trained and has no scheme; the commands describe and "
-            "probe take it, and in Python create_model and TheoryConfig"
+            f"{name} is a theory network, which has no scheme and cannot be trained; use it with the "
+            "commands describe and probe, or in Python with create_model or TheoryConfig"
         )
     wide = re.fullmatch(r"(?i)(?:wrn|wide-?resnet)[-_]?(\d{1,18})[-_x](\d{1,18})", name)
     if wide is None:

@@ -38,7 +38,9 @@ class GhostBatchNorm2d(nn.BatchNorm2d):
         batch_statistics_at_test: bool = False,
     ) -> None:
         if ghost_batch is not None and (type(ghost_batch) is not int or ghost_batch < 1):
-            raise ConfigError(f"ghost_batch {ghost_batch!r} is not allowed; it must be a whole number, 1 or more")
+            raise ConfigError(
+                f"ghost_batch {ghost_batch!r} is not allowed; it must be a whole number, 1 or more"
+            )
         if momentum is None:
             raise ConfigError("momentum None is not allowed; cumulative averages are not supported")
         super().__init__(num_features, eps=eps, momentum=momentum)
@@ -70,7 +72,7 @@ class GhostBatchNorm2d(nn.BatchNorm2d):
         values = x.numel() // max(1, ghosts * self.num_features)
         if values < 2:
             raise ConfigError(
-                f"batch norm needs two values or more per channel and got {values}; use a larger batch or image"
+                f"batch norm needs 2 values or more per channel and got {values}; use a larger batch or image"
             )
         statistics = torch.zeros(2, ghosts * self.num_features, device=x.device, dtype=self.weight.dtype)
         mean, unbiased = statistics.unbind()
