@@ -111,8 +111,14 @@ def test_public_names_exist() -> None:
 
     assert all(getattr(skipinit, name) is not None for name in skipinit.__all__)
     tree = ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8"))
-    (checked,) = [node for node in tree.body if isinstance(node, ast.If)]
+    checked, _ = (node for node in tree.body if isinstance(node, ast.If))
     for_type_checkers = {alias.name for node in checked.body for alias in node.names}
-    assert for_type_checkers | {"__version__"} == set(skipinit.__all__)
+    assert for_type_checkers | {"__version__"} == set(skipinit.__all__) == {*skipinit._HOME, "__version__"}
+    (exported,) = (
+        node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+    )
+    assert ast.literal_eval(exported) == skipinit.__all__, "mypy --strict takes other names as private"
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = skipinit.nothing

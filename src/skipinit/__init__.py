@@ -1,7 +1,7 @@
 """Deep residual networks with and without normalization (De & Smith, NeurIPS 2020).
 
-The public names load on first use: importing this package costs nothing, torch comes with the first
-name that needs it. Those of the laboratory need the extra `lab`.
+Public names are imported on first use, so `import skipinit` is fast and does not import torch. The names of
+the laboratory (train, sweep, reproduce, report and others) need the extra `lab`.
 """
 
 from __future__ import annotations
@@ -116,16 +116,86 @@ _HOME = {
 
 _LABORATORY = {"data", "training", "sweeping", "paper", "reporting"}
 
-__all__ = [*_HOME, "__version__"]
+# Written out: type checkers take only these names as public, and they do not evaluate expressions.
+__all__ = [
+    "Add",
+    "BlockRow",
+    "Change",
+    "CheckError",
+    "Comparison",
+    "ConfigError",
+    "Conversion",
+    "DataError",
+    "DepthCheck",
+    "DepthRow",
+    "Description",
+    "DivideSqrt2",
+    "Evaluation",
+    "Finding",
+    "GhostBatchNorm2d",
+    "Growth",
+    "JudgedClaim",
+    "Measurement",
+    "ModelConfig",
+    "NormalizeOutput",
+    "NormalizeSkip",
+    "Outcome",
+    "ProbeReport",
+    "ProbeRow",
+    "Progress",
+    "RateSearch",
+    "Recipe",
+    "ResidualAdd",
+    "ResidualNet",
+    "SkipInit",
+    "SkipinitError",
+    "TheoryConfig",
+    "TrainConfig",
+    "TrainResult",
+    "Verdict",
+    "Violation",
+    "Watch",
+    "WatchReport",
+    "WatchRow",
+    "__version__",
+    "build",
+    "claims",
+    "compare",
+    "convert",
+    "create_model",
+    "depth_check",
+    "describe",
+    "evaluate",
+    "export",
+    "find_rate",
+    "find_residual_adds",
+    "from_pretrained",
+    "l2_parameters",
+    "list_models",
+    "list_schemes",
+    "make_train_config",
+    "probe",
+    "recipe",
+    "report",
+    "reproduce",
+    "results",
+    "status",
+    "sweep",
+    "train",
+    "watch",
+    "watched",
+]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if _HOME[name].partition(".")[0] in _LABORATORY:
-        need("lab", f"{__name__}.{name}")
-    value = globals()[name] = getattr(import_module(f".{_HOME[name]}", __name__), name)
-    return value
+if not TYPE_CHECKING:  # with it, type checkers would accept every name
+
+    def __getattr__(name: str) -> Any:
+        if name not in _HOME:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        if _HOME[name].partition(".")[0] in _LABORATORY:
+            need("lab", f"{__name__}.{name}")
+        value = globals()[name] = getattr(import_module(f".{_HOME[name]}", __name__), name)
+        return value
 
 
 def __dir__() -> list[str]:
