@@ -1,7 +1,7 @@
-"""What a user can get wrong or lack, as one family of exceptions.
+"""Exceptions for mistakes of the user and for problems of the machine.
 
 Each message is one line: what was given, what is allowed, what to do next. The command line prints
-that line and exits with `exit_code`; a traceback means a defect of ours, never a mistake of theirs.
+that line and exits with `exit_code`. A traceback always means a bug in this package.
 """
 
 from __future__ import annotations
@@ -14,43 +14,43 @@ from importlib.util import find_spec
 
 
 def printable(text: str) -> str:
-    """The text with line breaks, and whatever else could steer a terminal, written as escapes."""
+    """The text with line breaks and other control characters written as escapes."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
 def one_line(error: Exception) -> str:
-    """The message of an error of torch's or the user's own, without line breaks."""
+    """The message of an error that torch or the user's code raised, without line breaks."""
     return " ".join(str(error).split()) or type(error).__name__
 
 
 class SkipinitError(Exception):
-    """A failure that the user can understand and mend: exit code 1."""
+    """Base class of the errors that this package raises for its users: exit code 1."""
 
     exit_code = 1
 
     def __str__(self) -> str:
-        """One line, whatever names it quotes."""
+        """One line, even if a quoted name has line breaks."""
         return printable(super().__str__())
 
 
 class ConfigError(SkipinitError, ValueError):
-    """A value, name or combination that is not allowed: exit code 2."""
+    """A value, name or combination of options is not allowed: exit code 2."""
 
     exit_code = 2
 
 
 class DataError(SkipinitError):
-    """A file or folder that is missing, refused, damaged or foreign; the message names it."""
+    """A file or folder is missing, not accessible, damaged or of another format; the message names it."""
 
 
 class MissingExtraError(ConfigError, ImportError):
-    """Something that needs an extra which is not installed; the message has the command that installs it."""
+    """An extra is not installed; the message has the `pip install` command."""
 
 
 def unknown_name(kind: str, given: str, allowed: Iterable[str]) -> ConfigError:
-    """The error for a name that is not in `allowed`, with the nearest ones that are."""
+    """The error for a name that is not in `allowed`; it suggests the nearest names."""
     names = list(allowed)
     near = difflib.get_close_matches(given, names, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names)}"
@@ -63,11 +63,11 @@ EXTRAS = {
     "onnx": ("onnx", "onnxscript"),
     "tensorboard": ("tensorboard",),
 }
-"""The modules of each extra that this package imports itself; `pyproject.toml` has their distributions."""
+"""The modules of each extra that this package imports; `pyproject.toml` lists their distributions."""
 
 
 def need(extra: str, what: str) -> None:
-    """Raise if a module of the extra is not installed. `what` needs it: a command, a function, an option."""
+    """Raise if a module of the extra is not installed. `what` needs it: a command, function or option."""
     missing = [module for module in EXTRAS[extra] if find_spec(module) is None]
     if missing:
         raise MissingExtraError(f"{what} needs {', '.join(missing)}; pip install 'skipinit[{extra}]'")
@@ -90,7 +90,7 @@ _WHAT_TO_DO = {
 def system_error(
     error: OSError, path: object = None, refused: str = "used", advice: str = "give another path"
 ) -> DataError:
-    """What the operating system refused, in one line with what to do about it."""
+    """An error of the operating system as one line that says what to do."""
     advice = _WHAT_TO_DO.get(error.errno or 0, advice)
     reason = error.strerror or error
     return DataError(f"{path or error.filename or 'a file'}: cannot be {refused} ({reason}); {advice}")
@@ -98,10 +98,10 @@ def system_error(
 
 @contextmanager
 def system_errors_explained() -> Iterator[None]:
-    """The door between this package and its users, as a decorator of what they call.
+    """Turn system errors into one line. Decorates the functions that users call.
 
-    A path can fail at any system call that meets it, so this is done once, at the outside. The reader of a
-    pipe that left is no failure.
+    A path can fail at any system call, so this is done once, at the outermost function. A broken pipe is
+    not a failure: its reader, such as `head`, has what it needs.
     """
     try:
         yield
@@ -110,7 +110,7 @@ def system_errors_explained() -> Iterator[None]:
     except OSError as error:
         raise system_error(error) from error
     except (MemoryError, RuntimeError) as error:
-        # torch has a type of its own for a full GPU and none for a full machine.
+        # torch raises OutOfMemoryError for a full GPU, but a plain RuntimeError if the host has no memory.
         said = str(error).lower()
         if isinstance(error, RuntimeError) and "can't allocate memory" not in said and "overflow" not in said:
             raise

@@ -1,4 +1,4 @@
-"""Files written whole, complete under their name or not there, and one writer per folder."""
+"""Atomic writes: a file is complete or not there. And a lock: one writer per folder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .notation import utc_now
 
 
 def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Let `write` fill a draft beside `path`, bring it to the disk, then give it its name."""
+    """Let `write` fill a draft beside `path`, flush it to the disk, then rename it to `path`."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     with _explained(path, "written"):
         if path.exists() and not path.is_file():  # root could replace a device such as /dev/null by a file
@@ -41,7 +41,7 @@ def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
 
 @contextmanager
 def _explained(path: Path, refused: str) -> Iterator[None]:
-    """Say in one line what the operating system refused to be done with a path."""
+    """Turn an OSError into one line that names the path."""
     try:
         yield
     except OSError as error:
@@ -49,7 +49,7 @@ def _explained(path: Path, refused: str) -> Iterator[None]:
 
 
 def _clear_drafts(path: Path) -> None:
-    """Remove what killed processes had begun to write there; a process that lives may still write."""
+    """Remove the drafts of killed processes; a process that still runs may be writing its draft."""
     for draft in path.parent.glob(f".{glob.escape(path.name)}.*"):
         pid = draft.name.rpartition(".")[2]
         if pid.isdecimal() and not _lives(int(pid)):
@@ -79,16 +79,16 @@ def make_folder(path: Path) -> None:
 
 
 def check_folder(path: Path) -> None:
-    """Refuse, before any work is done, a folder that could not be made or written."""
+    """Raise DataError, before any work is done, if the folder cannot be made or written."""
     present = next(place for place in (path, *path.absolute().parents) if os.path.lexists(place))
     if not present.is_dir():
         raise DataError(f"{path}: cannot be made ({present} is not a folder); give another path")
     if not os.access(present, os.W_OK | os.X_OK, effective_ids=True):
-        raise DataError(f"{path}: cannot be written ({present} is closed to you); give another path")
+        raise DataError(f"{path}: cannot be written (no permission to write in {present}); give another path")
 
 
 def read_whole(path: Path, advice: str = "give another path") -> bytes:
-    """The content of a regular file. Anything else, such as a pipe, might never end."""
+    """The content of a regular file. Others are refused: a pipe, for example, might never end."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
         with open(descriptor, "rb") as file:
@@ -100,12 +100,12 @@ def read_whole(path: Path, advice: str = "give another path") -> bytes:
 
 
 _PATIENCE = 0.5
-"""Seconds for which a new writer asks again: `holder` takes the lock for an instant to see if it is free."""
+"""Seconds for which a new writer retries, because `holder` takes the lock for a moment to test it."""
 
 
 @dataclass(frozen=True)
 class Holder:
-    """Who writes."""
+    """The process that holds a lock."""
 
     pid: int
     host: str
@@ -118,7 +118,10 @@ class Holder:
 
 @contextmanager
 def writer_lock(path: Path) -> Iterator[None]:
-    """Hold the lock at `path`, or say who does. The file stays: removing it would let two in at once."""
+    """Hold the lock at `path`, or raise an error that names its holder.
+
+    The file is not removed: if it were, two processes could hold the lock at once.
+    """
     with _explained(path.parent, "written"):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     _held.add(descriptor)
@@ -135,11 +138,11 @@ def writer_lock(path: Path) -> Iterator[None]:
 
 
 _held: set[int] = set()
-"""Descriptors of the locks of this process."""
+"""Descriptors of the locks that this process holds."""
 
 
 def _leave_locks_to_parent() -> None:
-    """A lock lasts until its last descriptor is closed: a child would keep it when this process is killed."""
+    """Close the descriptors in a forked child, which would keep the locks if this process is killed."""
     while _held:
         os.close(_held.pop())
 
@@ -148,7 +151,7 @@ os.register_at_fork(after_in_child=_leave_locks_to_parent)
 
 
 def holder(path: Path) -> Holder | None:
-    """Who holds the lock at `path` now; None where nobody does."""
+    """The process that holds the lock at `path`; None if it is free."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
@@ -181,7 +184,7 @@ def _acquire(descriptor: int, path: Path) -> None:
 def _read(descriptor: int) -> Holder:
     try:
         return Holder(**json.loads(os.pread(descriptor, 65536, 0)))
-    except (ValueError, TypeError):  # between taking the lock and signing it
+    except (ValueError, TypeError):  # the holder has the lock but has not written its name yet
         return Holder(0, "this machine or another", "unknown", "now")
 
 

@@ -1,6 +1,6 @@
-"""How values are written and read: 2^-2, 90s, 8x3x224x224, `true`; the one place that does either.
+"""Reading and printing values: 2^-2, 90s, 8x3x224x224, `true`.
 
-Nothing here imports torch: the command line reads its arguments and prints its tables without it.
+Nothing here imports torch, so that the command line can parse arguments without it.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from .errors import ConfigError
 
 
 def read_value(name: str, value: object, hint: Any) -> Any:
-    """What a text, or a value, stands for, in the one type that `hint` has for it.
+    """Convert a text or a value to the type `hint`, or raise ConfigError.
 
     Args:
-        name: of what is read, for the error.
-        value: a text such as `2^-2`, or a value as Python and TOML have them.
+        name: of the option, for the error.
+        value: a text such as `2^-2`, or a value from Python or TOML.
         hint: the type of an option.
     """
     return _first_that_fits(name, value, hint, "", _read_text if isinstance(value, str) else _check)
 
 
 def check_value(name: str, value: object, hint: Any, within: str) -> Any:
-    """`value` in the one type that `hint` has for it: 1 and 1.0 are the same number, "1" is none.
+    """Convert a value to the type `hint`: 1 and 1.0 are the same number, "1" is not a number.
 
-    `within` is what else must hold, for the error.
+    `within` is the allowed range, for the error.
     """
     return _first_that_fits(name, value, hint, within, _check)
 
@@ -47,7 +47,7 @@ def _first_that_fits(
 
 
 def not_allowed(name: str, value: object, hint: Any, within: str) -> ConfigError:
-    """The error for a value that is not of its type, or not within its range; it says what may be given."""
+    """The error for a value of the wrong type or out of range; it says what is allowed."""
     kinds = [kind for kind in kinds_of(hint) if kind is not NoneType]
     allowed = " or ".join(_WORDS.get(kind) or _describe(kind) for kind in kinds)
     return ConfigError(f"{name} {value!r} is not allowed; it must be {allowed}{within}")
@@ -55,7 +55,7 @@ def not_allowed(name: str, value: object, hint: Any, within: str) -> ConfigError
 
 @cache
 def kinds_of(hint: Any) -> tuple[Any, ...]:
-    """The types that `hint` joins; text takes anything, so it comes last."""
+    """The members of a union type; str comes last, because every text is a str."""
     kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     return tuple(sorted(kinds, key=lambda kind: kind is str))
 
@@ -74,7 +74,7 @@ def _describe(kind: Any) -> str:
 
 
 def _read_text(kind: Any, text: str) -> object:
-    """What `text` stands for as a `kind`; ValueError where it is none."""
+    """Parse `text` as a `kind`; raise ValueError if it is not one."""
     text = text.strip()
     if kind in (int, float):
         return _check(kind, number_of(text))
@@ -88,9 +88,9 @@ def _read_text(kind: Any, text: str) -> object:
 
 
 def _check(kind: Any, value: object) -> object:
-    """`value` as a `kind`; ValueError where it is none."""
+    """Convert `value` to a `kind`; raise ValueError if it is not one."""
     whole = isinstance(value, int) and not isinstance(value, bool)  # True is no number
-    if kind is int and whole and -(2**63) <= value < 2**63:  # type: ignore[operator]  # what torch can count
+    if kind is int and whole and -(2**63) <= value < 2**63:  # type: ignore[operator]  # torch has 64-bit integers
         return value
     if kind is float and (whole or isinstance(value, float)) and math.isfinite(number := float(value)):  # type: ignore[arg-type]
         return number + 0.0  # -0.0 becomes 0.0: they are equal, so they must look equal
@@ -104,7 +104,7 @@ def _check(kind: Any, value: object) -> object:
 
 
 def number_of(text: str) -> int | float:
-    """A decimal number, or 2^n; ValueError where it is neither."""
+    """Parse a decimal number or 2^n; raise ValueError otherwise."""
     if power := re.fullmatch(r"2\^(-?\d{1,4})", text):
         exponent = int(power[1])
         return 2**exponent if exponent >= 0 else math.ldexp(1.0, exponent)
@@ -135,13 +135,13 @@ def check_seed(name: str, seed: object) -> int:
 
 
 def rate_text(lr: float) -> str:
-    """A learning rate as the paper writes it: a power of two where it is one."""
+    """A learning rate as the paper writes it, such as 2^-2 for a power of two."""
     mantissa, exponent = math.frexp(lr)
     return f"2^{exponent - 1}" if mantissa == 0.5 else f"{lr:g}"
 
 
 def rates_text(rates: Sequence[float]) -> str:
-    """Several rates in few words."""
+    """A short text for a set of rates: how many, the smallest and the largest."""
     if len(rates) < 2:
         return f"rate {', '.join(map(rate_text, rates))}" if rates else "rates not known"
     return f"{len(rates)} rates from {rate_text(min(rates))} to {rate_text(max(rates))}"
@@ -157,12 +157,12 @@ def duration_text(seconds: float) -> str:
 
 
 def utc_now() -> str:
-    """This second, as text that sorts."""
+    """The current time in UTC, in ISO format."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def bytes_text(count: int) -> str:
-    """In GiB or MiB."""
+    """A number of bytes in GiB or MiB."""
     return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
 
 

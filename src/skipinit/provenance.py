@@ -1,4 +1,4 @@
-"""Where a number came from: the machine, the versions, the commit; and how much of the machine is ours."""
+"""Where a number came from: machine, versions, commit. And how many cores this process may use."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from . import __version__
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where and with what something ran."""
+    """The machine, device, versions and commit of a run."""
 
     machine: str
     device: str
@@ -23,7 +23,7 @@ class Provenance:
 
     @classmethod
     def here(cls, device: str) -> Provenance:
-        """This machine, these versions, the commit of this package where it runs from a checkout."""
+        """This machine and these versions, with the commit if the package runs from a checkout."""
         machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
         versions = {
             "skipinit": __version__,
@@ -34,24 +34,24 @@ class Provenance:
 
 
 def usable_cores() -> int:
-    """Cores that this process may use: by its affinity, and by the quota of its container."""
+    """The number of cores that the affinity of this process and the quota of its container allow."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
         return max(1, min(cores, int(quota) // int(period)))
-    except (OSError, ValueError):  # there is no such file, or it says `max`
+    except (OSError, ValueError):  # no such file, or no quota: `max`
         return cores
 
 
 def source_commit() -> str | None:
-    """The commit of the checkout this package is part of, with `-dirty` where it was changed.
+    """The commit of the checkout that contains this package, with `-dirty` if files were changed.
 
-    A copy sent to another machine without its repository is told by the variable SKIPINIT_COMMIT.
+    For a copy without its repository, set the variable SKIPINIT_COMMIT.
     """
-    if told := os.environ.get("SKIPINIT_COMMIT"):
-        return told
+    if given := os.environ.get("SKIPINIT_COMMIT"):
+        return given
     here = Path(__file__).resolve()
-    # An installed copy may lie inside a checkout of something else: it must be tracked to count.
+    # An installed copy may be inside the checkout of another project, which does not track it.
     if _git(here.parent, "ls-files", "--error-unmatch", here.name) is None:
         return None
     commit = _git(here.parent, "rev-parse", "HEAD")

@@ -1,4 +1,4 @@
-"""The names of the networks and what each one is, as data; nothing is built here.
+"""The names of the networks and their sizes, as data; nothing is built here.
 
 - wrn{n}_{k}: Wide-ResNet of n = 6m + 4 layers, k times as wide (Zagoruyko & Komodakis 2016)
 - resnet{50,101,152}_v2: pre-activation bottleneck ResNet (He et al. 2016b), as in the paper's appendix G
@@ -20,7 +20,7 @@ Family = Literal["wide-resnet", "resnet-v2", "resnet-v1"]
 
 @dataclass(frozen=True)
 class Architecture:
-    """One network by its numbers."""
+    """The numbers that define a network."""
 
     name: str
     family: Family
@@ -35,7 +35,7 @@ class Architecture:
 
     @property
     def post_activation(self) -> bool:
-        """Whether a ReLU follows the merge, so that no skip is the identity."""
+        """Whether a ReLU follows the merge; then no skip is the identity."""
         return self.family == "resnet-v1"
 
     @property
@@ -45,17 +45,17 @@ class Architecture:
 
     @property
     def num_classes(self) -> int:
-        """Classes of the data set it was made for."""
+        """Classes of its data set in the paper: ImageNet or CIFAR-10."""
         return 1000 if self.imagenet else 10
 
     @property
     def image_size(self) -> int:
-        """Side of the images it was made for."""
+        """Height and width of its images in the paper."""
         return 224 if self.imagenet else 32
 
     @property
     def dropout(self) -> float:
-        """Drop probability where a scheme has dropout (sections 4 and 5)."""
+        """Drop probability in schemes with dropout (sections 4 and 5)."""
         return 0.2 if self.imagenet else 0.6
 
 
@@ -88,12 +88,12 @@ _RESNETS = {
     for name in [f"resnet{depth}_{version}"]
 }
 _LARGEST = 100_000
-"""Depth or width that a name may have; one that is mistyped must not fill the memory with layers."""
+"""The largest depth or width; a mistyped one must not fill the memory."""
 _PAPER_WIDE_RESNETS = ("wrn16_2", "wrn100_2", "wrn1000_2", "wrn16_4", "wrn28_10")
 
 
 def find_architecture(name: str) -> Architecture:
-    """The architecture of that name, or an error with the nearest names that exist."""
+    """The architecture of that name; raises ConfigError with the nearest names if there is none."""
     if name in _RESNETS:
         return _RESNETS[name]
     if name in THEORY_NETWORKS:
@@ -125,5 +125,12 @@ def _wide_resnet(depth: int, widen: int) -> Architecture:
 
 
 def list_models(pattern: str = "*") -> list[str]:
-    """The paper's networks and relatives that match the pattern; every other wrn{6m+4}_{k} exists too."""
+    """The names of the networks, for `create_model`. Any other wrn{6m+4}_{k} exists, too.
+
+    Args:
+        pattern: list only the names that match, with the wildcards `*`, `?` and `[...]`.
+
+    >>> list_models("wrn16*")
+    ['wrn16_2', 'wrn16_4']
+    """
     return [n for n in (*_PAPER_WIDE_RESNETS, *_RESNETS, *THEORY_NETWORKS) if fnmatchcase(n, pattern)]

@@ -1,4 +1,4 @@
-"""Residual blocks, where the two operands of a merge come from, and the chain of them that a network is."""
+"""Residual blocks, which compute skip and branch, and the network as a chain of blocks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .pretrained import save
 
 
 def chain(layers: Named) -> nn.Sequential:
-    """The layers one after the other, by name."""
+    """A sequence of named layers."""
     return nn.Sequential(OrderedDict(layers))
 
 
@@ -22,7 +22,7 @@ class Subsample(nn.Module):
     """x at every second row and column: a 1x1 max pool of stride 2"""
 
     def forward(self, x: Tensor) -> Tensor:
-        """A view, no copy."""
+        """Returns a view."""
         return x[..., ::2, ::2]
 
 
@@ -37,7 +37,7 @@ class PreActivationBlock(nn.Module):
         self.merge = merge
 
     def forward(self, x: Tensor) -> Tensor:
-        """The merge sees x itself."""
+        """The merge takes x without the activation."""
         out: Tensor = self.merge(self.skip(x), self.branch(self.preactivation(x)))
         return out
 
@@ -63,7 +63,7 @@ class RawTransitionBlock(TransitionBlock):
     """merge(W x, f(relu(x))): the 1x1 convolution of the skip sees x before the activation"""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Only the branch is activated."""
+        """Only the branch has the activation."""
         out: Tensor = self.merge(self.skip(x), self.branch(self.preactivation(x)))
         return out
 
@@ -85,7 +85,10 @@ class PostActivationBlock(nn.Module):
 
 
 class ResidualNet(nn.Module):
-    """head(block_d(... block_1(stem(x))))"""
+    """head(block_d(... block_1(stem(x))))
+
+    A network of this package; `create_model` builds it. The blocks are in `blocks`, its options in `config`.
+    """
 
     def __init__(
         self,
@@ -127,7 +130,7 @@ class ResidualNet(nn.Module):
         built, now = self._built, self._layers_and_shapes()
         changed = [name for name in sorted(built.keys() | now.keys()) if built.get(name) != now.get(name)]
         if changed:
-            name = changed[-1]  # a tensor or the innermost layer, which says more than what holds it
+            name = changed[-1]  # the innermost, which says most
             raise ConfigError(
                 f"this network was changed, so its config no longer describes it ({name} is "
                 f"{now.get(name, 'missing')}, was {built.get(name, 'not there')}); save its state_dict with "

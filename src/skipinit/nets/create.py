@@ -1,4 +1,4 @@
-"""From a name to a network."""
+"""Build networks from names and configs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def create_model(name: str, *, seed: int | None = None, **options: Any) -> Resid
 
     Args:
         name: a name of `list_models()`, or any wrn{6m+4}_{k}.
-        seed: draw the weights from this seed and leave torch's generators alone; else draw from torch's.
+        seed: seed of the weights; torch's global generator is not used. Without it, torch's generator is.
         options: fields of `ModelConfig`: `scheme` (one of `list_schemes()`), `num_classes`, `in_channels`,
             `alpha`, `ghost_batch`, `dropout`, `biases`, `scalar_bias`, ...; for the theory networks those
             of `TheoryConfig`: `blocks`, `width`, `in_channels`.
@@ -52,11 +52,11 @@ def make_config(name: str, **options: Any) -> ModelConfig | TheoryConfig:
 
 @system_errors_explained()
 def build(config: ModelConfig | TheoryConfig, seed: int | None = None) -> ResidualNet:
-    """The network that a config describes, freshly initialized.
+    """Build and initialize the network that a config describes.
 
     Args:
-        config: as `create_model` makes it from a name and options.
-        seed: draw the weights from this seed and leave torch's generators alone; else draw from torch's.
+        config: name and options of the network.
+        seed: seed of the weights; torch's global generator is not used. Without it, torch's generator is.
 
     >>> build(ModelConfig("wrn16_2", scheme="skipinit")).num_blocks
     6
@@ -83,7 +83,7 @@ def build(config: ModelConfig | TheoryConfig, seed: int | None = None) -> Residu
 
 
 def _initialize(net: ResidualNet, design: Design, generator: torch.Generator | None) -> None:
-    """He everywhere (section 2.3), then the classifier as asked for and what Fixup changes (section 6)."""
+    """He everywhere (section 2.3), then the classifier's own start, then Fixup's changes (section 6)."""
     he(net, generator)
     if design.classifier_init == "lecun":
         lecun(net.head, generator)
@@ -98,7 +98,17 @@ def _initialize(net: ResidualNet, design: Design, generator: torch.Generator | N
 
 @system_errors_explained()
 def from_pretrained(folder: str | Path) -> ResidualNet:
-    """Load a network that `save_pretrained` wrote; reads JSON and safetensors, runs nothing."""
+    """Load a network that `ResidualNet.save_pretrained` wrote.
+
+    Reads JSON and safetensors and runs no code of the folder.
+
+    Args:
+        folder: path of the folder.
+
+    >>> model = create_model("wrn16_2", scheme="skipinit")
+    >>> model.save_pretrained("my-model")
+    >>> same = from_pretrained("my-model")
+    """
 
     def build_empty(config: ModelConfig | TheoryConfig) -> ResidualNet:
         with torch.device("meta"):

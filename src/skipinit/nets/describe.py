@@ -1,4 +1,4 @@
-"""A network in numbers: blocks, parameters, multiply-accumulates, where norms and scalars sit."""
+"""Count the blocks, parameters, multiply-accumulates, norms and scalars of a network."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .layers import l2_parameters, weighted_layers
 
 @dataclass(frozen=True)
 class BlockRow:
-    """A run of equal blocks, numbered from 1."""
+    """Consecutive blocks that are equal, `first` to `last`, counted from 1."""
 
     first: int
     last: int
@@ -27,12 +27,12 @@ class BlockRow:
     branch: str
     merge: str
     parameters: int
-    """Of each block."""
+    """Number of parameters of each block."""
 
 
 @dataclass(frozen=True)
 class Description:
-    """What `skipinit describe` shows."""
+    """The counts that `describe` returns."""
 
     config: ModelConfig | TheoryConfig
     input_shape: tuple[int, ...]
@@ -49,11 +49,18 @@ class Description:
 
 @system_errors_explained()
 def describe(config: ModelConfig | TheoryConfig) -> Description:
-    """Build the network without memory for its weights and count."""
+    """Count the blocks, parameters and multiply-accumulates of a network, without memory for its weights.
+
+    Args:
+        config: name and options of the network; of a built one, `model.config`.
+
+    >>> describe(ModelConfig("wrn16_2", scheme="skipinit")).branch_scalars
+    6
+    """
     with torch.device("meta"):
         model = build(config)
         shape = _input_shape(config, model.in_channels)
-        # Counting needs no training statistics, which a batch of one may not have.
+        # In evaluation mode, because batch norm refuses to train with one value per channel.
         with FlopCounterMode(display=False) as counter, torch.no_grad():
             model.eval()(torch.empty(1, *shape))
     scalars = [name for name, parameter in model.named_parameters() if parameter.dim() == 0]
@@ -121,7 +128,7 @@ def _layer(layer: nn.Conv2d | nn.Linear) -> str:
 
 
 def _merge(block: nn.Module) -> str:
-    """The equation that opens the merge's docstring, and what follows it in ResNet-V1."""
+    """The equation in the first line of the merge's docstring; in ResNet-V1 with the ReLU after it."""
     equation = (type(block.get_submodule("merge")).__doc__ or "").partition("\n")[0]
     if not isinstance(block, PostActivationBlock):
         return equation

@@ -1,4 +1,4 @@
-"""The layers between the merges, built as a `Design` says, how their weights start, and which take L2."""
+"""The layers between the merges, built from a `Design`; their initialization; which of them have L2."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def weighted_layers(module: nn.Module) -> list[Weighted]:
 
 
 def require_memory(net: nn.Module) -> None:
-    """Raise where weights that are about to be drawn do not fit: the system grants memory it does not have.
+    """Raise if the weights do not fit into memory, before they are drawn.
 
-    It ends the process, or another one, when that is written to.
+    The system grants more memory than it has. When that is written to, it kills this process or another.
     """
     needed = sum(weight.nbytes for weight in net.parameters() if weight.device.type == "cpu")
     free = _free_memory()
@@ -42,7 +42,7 @@ def require_memory(net: nn.Module) -> None:
 
 
 def _free_memory() -> float:
-    """Bytes that can be had without harm to other programs; infinite where the system does not say."""
+    """Bytes of memory that are available; infinite if the system does not say."""
     with suppress(OSError):
         for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
             if line.startswith("MemAvailable:"):
@@ -60,7 +60,7 @@ def scale_normal(layer: Weighted | Transposed, gain: float, generator: torch.Gen
 
 
 def _fan_in(layer: Weighted | Transposed) -> float:
-    """How many products are added up in an output; in a transposed convolution, on average over places."""
+    """The number of products that an output sums; for a transposed convolution, on average."""
     if isinstance(layer, TRANSPOSED_CONVOLUTIONS):
         products = layer.in_channels // layer.groups * math.prod(layer.kernel_size)
         return products / math.prod(layer.stride)
@@ -76,7 +76,7 @@ def scale_weight(layer: nn.Module, factor: float) -> None:
 
 @contextmanager
 def _weight_to_write(layer: Any) -> Iterator[Tensor]:
-    """The weight; a parametrized one is computed anew on each use, so what is written is then set."""
+    """The weight, to write into. A parametrized one is computed on each access, so it is assigned after."""
     weight = layer.weight
     yield weight
     if is_parametrized(layer, "weight"):
@@ -84,13 +84,13 @@ def _weight_to_write(layer: Any) -> Iterator[Tensor]:
 
 
 def he(module: nn.Module, generator: torch.Generator | None = None) -> None:
-    """Variance 2 / fan-in everywhere: keeps the variance through a ReLU and the layer after it."""
+    """Weights of variance 2 / fan-in: a ReLU and the layer after it together keep the variance."""
     for layer in weighted_layers(module):
         scale_normal(layer, 2.0, generator)
 
 
 def lecun(module: nn.Module, generator: torch.Generator | None = None) -> None:
-    """Variance 1 / fan-in everywhere: keeps the variance through a linear layer."""
+    """Weights of variance 1 / fan-in: a linear layer keeps the variance."""
     for layer in weighted_layers(module):
         scale_normal(layer, 1.0, generator)
 
@@ -116,14 +116,21 @@ CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 CONVOLUTIONS_AND_DENSE = (*CONVOLUTIONS, nn.Linear)
 TRANSPOSED_CONVOLUTIONS = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 LINEAR_MAPS = (*CONVOLUTIONS_AND_DENSE, *TRANSPOSED_CONVOLUTIONS)
-"""Layers that are one linear map, with `weight` and `bias`."""
+"""Layers that compute one linear map and have `weight` and `bias`."""
 _SEVERAL_MAPS = (nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase)
 
 
 def l2_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The weights of convolutions and dense layers, and those in attention and recurrent layers.
+    """The parameters that get L2 regularization (weight decay), by name.
 
-    No bias, no norm's scale or shift, no branch scalar, no embedding.
+    These are the weights of convolutions, dense, attention and recurrent layers. Biases, scale and shift of
+    norms, branch scalars and embeddings are left out.
+
+    Args:
+        model: any module.
+
+    >>> list(l2_parameters(torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.LayerNorm(3))))
+    ['0.weight']
     """
     weights = {
         f"{owner}.{name}".lstrip(".")
@@ -146,14 +153,14 @@ class ScalarBias(nn.Module):
         self.bias = nn.Parameter(torch.zeros(()))
 
     def forward(self, x: Tensor) -> Tensor:
-        """The same shift everywhere."""
+        """Add the scalar to every value."""
         return x + self.bias
 
 
 class Dropout(nn.Dropout):
     """x * mask / (1 - p) in training
 
-    Whoever owns the randomness may set `mask`, of the input's shape; otherwise torch's generator draws it.
+    A caller can set `mask`, of the shape of the input; otherwise torch's generator draws it.
     """
 
     mask: Tensor | None = None
@@ -170,7 +177,7 @@ class Dropout(nn.Dropout):
 
 
 class Layers:
-    """Builds the pieces of a block or a stem, numbered as they follow one another."""
+    """Builds the layers of blocks, stems and heads; their names have numbers in order of use."""
 
     def __init__(self, design: Design) -> None:
         self.design = design
@@ -203,7 +210,7 @@ class Layers:
         return self._bias("bias") | {"conv": self.conv(channels, out, 1, stride)}
 
     def norm(self, channels: int) -> GhostBatchNorm2d:
-        """Batch norm with the design's ghosts."""
+        """Batch norm with the options of the design."""
         return GhostBatchNorm2d(
             channels,
             ghost_batch=self.design.ghost_batch,
@@ -211,11 +218,11 @@ class Layers:
         )
 
     def conv(self, channels: int, out: int, size: int, stride: int) -> nn.Conv2d:
-        """A convolution with a bias where the design has one."""
+        """A convolution, with a bias if the design says so."""
         return empty_conv(channels, out, size, stride, bias=self.design.conv_bias)
 
     def merge(self, channels: int) -> nn.Module:
-        """The design's way to join skip and branch."""
+        """The merge of the design."""
         match self.design.merge:
             case "add":
                 return Add()
@@ -233,13 +240,13 @@ class Layers:
 
 
 def empty_conv(channels: int, out: int, size: int, stride: int = 1, bias: bool = False) -> nn.Conv2d:
-    """A convolution without torch's own initialization, which would draw every weight twice."""
+    """A convolution without torch's initialization, which would draw every weight twice."""
     conv = nn.Conv2d(channels, out, size, stride=stride, padding=size // 2, bias=bias, device="meta")
     return _with_memory(conv)
 
 
 def empty_linear(channels: int, out: int, bias: bool = True) -> nn.Linear:
-    """A dense layer without torch's own initialization."""
+    """A dense layer without torch's initialization."""
     return _with_memory(nn.Linear(channels, out, bias=bias, device="meta"))
 
 

@@ -1,5 +1,5 @@
-"""How skip and branch become a block's output, the paper's subject: one class per equation, and the batch
-norm of appendix A that some of them hold.
+"""Merges: how skip and branch become the output of a block. One class per equation; and the batch norm of
+appendix A, which some of them contain.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ class GhostBatchNorm2d(nn.BatchNorm2d):
         eps: added to the variance.
         momentum: weight of the new value in the running averages, as in torch.
         batch_statistics_at_test: also normalize by the statistics of the batch in evaluation mode.
+
+    >>> GhostBatchNorm2d(8, ghost_batch=2)(torch.randn(4, 8, 5, 5)).shape
+    torch.Size([4, 8, 5, 5])
     """
 
     def __init__(
@@ -46,19 +49,19 @@ class GhostBatchNorm2d(nn.BatchNorm2d):
         super().__init__(num_features, eps=eps, momentum=momentum)
         self.ghost_batch = ghost_batch
         self.batch_statistics_at_test = batch_statistics_at_test
-        # torch counts batches only for cumulative averages, which this layer has not; the counter
-        # would cost a kernel per layer and step.
+        # torch counts batches for cumulative averages, which this layer does not have. The counter would cost
+        # a kernel per layer and step.
         self.register_buffer("num_batches_tracked", None)
 
     def reset_running_stats(self) -> None:
-        """Start the running averages anew, at mean 0 and variance 1."""
+        """Reset the running averages to mean 0 and variance 1."""
         assert self.running_mean is not None
         assert self.running_var is not None
         self.running_mean.zero_()
         self.running_var.fill_(1)
 
     def _load_from_state_dict(self, *arguments: Any) -> None:
-        # torch's batch norm would add the counter that this layer has not to any dict without metadata.
+        # torch's batch norm would add the counter to a dict without metadata; this layer does not have it.
         nn.Module._load_from_state_dict(self, *arguments)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -76,7 +79,7 @@ class GhostBatchNorm2d(nn.BatchNorm2d):
             )
         statistics = torch.zeros(2, ghosts * self.num_features, device=x.device, dtype=self.weight.dtype)
         mean, unbiased = statistics.unbind()
-        # momentum 1 leaves the statistics of this very batch in `mean` and `unbiased`.
+        # With momentum 1, `mean` and `unbiased` become the statistics of this batch.
         folded, weight, bias = self._fold(x, ghosts)
         out = F.batch_norm(folded, mean, unbiased, weight, bias, training=True, momentum=1.0, eps=self.eps)
         if self.training:
@@ -87,21 +90,21 @@ class GhostBatchNorm2d(nn.BatchNorm2d):
         return out.view(batch // ghosts, ghosts, *x.shape[1:]).transpose(0, 1).flatten(0, 1)
 
     def _fold(self, x: Tensor, ghosts: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Ghosts become channels, so that one batch norm of ghosts x channels normalizes them all."""
+        """Turn ghost batches into channels, so that one batch norm normalizes all of them."""
         if ghosts == 1:
             return x, self.weight, self.bias
         folded = x.view(ghosts, x.shape[0] // ghosts, *x.shape[1:]).transpose(0, 1).flatten(1, 2)
         return folded, self.weight.repeat(ghosts), self.bias.repeat(ghosts)
 
     def _count_ghosts(self, batch: int) -> int:
-        if self.ghost_batch is None or not self.training:  # a test batch is one group, whatever its size
+        if self.ghost_batch is None or not self.training:  # a test batch is always one group
             return 1
         if batch % self.ghost_batch:
             raise ConfigError(f"ghost_batch {self.ghost_batch} does not divide the batch of {batch} examples")
         return batch // self.ghost_batch
 
     def _average(self, means: Tensor, variances: Tensor) -> None:
-        """r <- (1 - m) r + m s for each ghost s in turn, in closed form."""
+        """r <- (1 - m) r + m s for the statistics s of each ghost batch in turn, in closed form."""
         assert self.momentum is not None
         assert self.running_mean is not None
         assert self.running_var is not None
@@ -117,7 +120,7 @@ class GhostBatchNorm2d(nn.BatchNorm2d):
         self.running_var.mul_(keep**ghosts).add_(weights @ variances)
 
     def extra_repr(self) -> str:
-        """Show the ghost batch where there is one."""
+        """Show the ghost batch, if there is one."""
         ghost = "" if self.ghost_batch is None else f", ghost_batch={self.ghost_batch}"
         return f"{self.num_features}, eps={self.eps}, momentum={self.momentum}{ghost}"
 
@@ -125,11 +128,14 @@ class GhostBatchNorm2d(nn.BatchNorm2d):
 class Add(nn.Module):
     """skip + branch
 
-    The plain residual add. `forward` takes skip and branch, two tensors of one shape, as in all merges.
+    The plain residual add. As in all merges, `forward` takes skip and branch, two tensors of the same shape.
+
+    >>> Add()(torch.ones(3), torch.ones(3))
+    tensor([2., 2., 2.])
     """
 
     def forward(self, skip: Tensor, branch: Tensor) -> Tensor:
-        """Equal weight to both."""
+        """Skip and branch have equal weight."""
         return skip + branch
 
 
@@ -154,18 +160,21 @@ class SkipInit(nn.Module):
         self.alpha = nn.Parameter(torch.tensor(self.start))
 
     def forward(self, skip: Tensor, branch: Tensor) -> Tensor:
-        """One fused operation; the cast keeps autocast from widening a bfloat16 skip path to float32."""
+        """One fused operation. Without the cast, autocast would turn a bfloat16 skip into float32."""
         return torch.addcmul(skip, self.alpha.to(branch.dtype), branch)
 
     def extra_repr(self) -> str:
-        """Show where alpha starts."""
+        """Show the initial value of alpha."""
         return f"alpha={self.start:g} at initialization"
 
 
 class DivideSqrt2(nn.Module):
     """(skip + branch) / sqrt(2)
 
-    The forward pass keeps its variance, yet skip and branch weigh the same (section 2.1).
+    The forward pass keeps its variance, but skip and branch have equal weight (section 2.1).
+
+    >>> DivideSqrt2()(torch.ones(2), torch.ones(2))
+    tensor([1.4142, 1.4142])
     """
 
     def forward(self, skip: Tensor, branch: Tensor) -> Tensor:
@@ -176,10 +185,13 @@ class DivideSqrt2(nn.Module):
 class NormalizeOutput(nn.Module):
     """BN(skip + branch)
 
-    Table 4: a norm on the skip path scales the skip down as much as the branch.
+    Table 4: a norm on the skip path makes the skip as small as the branch.
 
     Args:
         norm: the normalization of the sum.
+
+    >>> NormalizeOutput(GhostBatchNorm2d(8))(torch.randn(4, 8, 5, 5), torch.randn(4, 8, 5, 5)).shape
+    torch.Size([4, 8, 5, 5])
     """
 
     def __init__(self, norm: GhostBatchNorm2d) -> None:
@@ -187,7 +199,7 @@ class NormalizeOutput(nn.Module):
         self.norm = norm
 
     def forward(self, skip: Tensor, branch: Tensor) -> Tensor:
-        """Normalize what the block hands on."""
+        """Normalize the output of the block."""
         out: Tensor = self.norm(skip + branch)
         return out
 
@@ -199,6 +211,9 @@ class NormalizeSkip(nn.Module):
 
     Args:
         norm: the normalization of the skip.
+
+    >>> NormalizeSkip(GhostBatchNorm2d(8))(torch.randn(4, 8, 5, 5), torch.randn(4, 8, 5, 5)).shape
+    torch.Size([4, 8, 5, 5])
     """
 
     def __init__(self, norm: GhostBatchNorm2d) -> None:

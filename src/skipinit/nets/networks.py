@@ -2,7 +2,7 @@
 
 - Wide-ResNet n-k: three groups of (n - 4) / 6 pre-activation blocks of two 3x3 convolutions.
 - ResNet-V2 as in appendix G, V1 as in He et al. 2016a.
-- The networks of Figures 2 and 5 (appendices B and C): a stem, then x + W g(x) without end. Momentum 1
+- The networks of Figures 2 and 5 (appendices B and C): a stem, then blocks x + W g(x), no head. Momentum 1
   makes a norm's running averages the statistics of the last batch: the paper's "momentum 0, updated once".
 """
 
@@ -36,7 +36,7 @@ Parts = tuple[Named, list[nn.Module], Named]
 
 
 def wide_resnet(architecture: Architecture, layers: Layers, in_channels: int, classes: int) -> Parts:
-    """The stride sits on the first block of groups 2 and 3."""
+    """The first block of groups 2 and 3 has the stride."""
     blocks: list[nn.Module] = []
     channels = _WIDE_STEM
     for count, (width, first_stride) in zip(architecture.groups, _WIDE_GROUPS, strict=True):
@@ -59,7 +59,7 @@ def _wide_block(layers: Layers, channels: int, out: int, stride: int) -> nn.Modu
 
 
 def _preactivated_block(layers: Layers, branch: Named, channels: int, out: int, stride: int) -> nn.Module:
-    """Where the channels change, the skip is a convolution."""
+    """If the channels change, the skip is a convolution."""
     preactivation = layers.normalize(1, channels) | layers.activate(1)
     if channels == out:
         return PreActivationBlock(preactivation, branch, layers.merge(out), stride)
@@ -82,7 +82,7 @@ class ZeroPaddedMaxPool(nn.Module):
 
 
 def resnet_v2(architecture: Architecture, layers: Layers, in_channels: int, classes: int) -> Parts:
-    """The stride sits on the last block of groups 1-3; a group's first block convolves its skip."""
+    """The last block of groups 1-3 has the stride; the first skip of each group is a convolution."""
     stem = layers.convolve(0, in_channels, _STEM_CHANNELS, 7, 2) | {"pool": ZeroPaddedMaxPool()}
     blocks: list[nn.Module] = []
     channels = _STEM_CHANNELS
@@ -109,7 +109,7 @@ def _block_v2(layers: Layers, channels: int, middle: int, stride: int) -> nn.Mod
 
 
 def resnet_v1(architecture: Architecture, layers: Layers, in_channels: int, classes: int) -> Parts:
-    """The stride sits on the first 1x1 convolution of groups 2-4, and on their first skip."""
+    """The first 1x1 convolution of groups 2-4 and the first skip there have the stride."""
     stem = (
         layers.convolve(0, in_channels, _STEM_CHANNELS, 7, 2)
         | layers.normalize(0, _STEM_CHANNELS)
@@ -142,7 +142,7 @@ def _block_v1(layers: Layers, channels: int, middle: int, stride: int) -> nn.Mod
 
 
 def theory_net(config: TheoryConfig, generator: torch.Generator | None = None) -> ResidualNet:
-    """Build one of the four; He where there are ReLUs, LeCun where all is linear."""
+    """Build one of the theory networks; He initialization with ReLUs, LeCun without."""
     if config.name not in THEORY_NETWORKS:
         raise unknown_name("theory network", config.name, THEORY_NETWORKS)
     kind = THEORY_NETWORKS[config.name]

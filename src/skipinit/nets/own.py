@@ -1,4 +1,4 @@
-"""A model of the user's own, named by where it is made: package.module:factory. Torch comes with it."""
+"""The user's own models, given as package.module:factory. Torch is imported only when one is loaded."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 
 _NAMED = 8
-"""Names of a module that an error lists at most."""
+"""How many names of a module an error lists."""
 
 
 def is_own(name: str) -> bool:
-    """Whether a model's name is the path of a factory; the names of the paper's networks have no colon."""
+    """Whether a name is the path of a factory; names of the paper's networks have no colon."""
     return ":" in name
 
 
 def name_factory(factory: Callable[[], nn.Module]) -> str:
-    """Where a factory is found again, by another process and at another time: package.module:factory."""
+    """The path package.module:factory, by which another process or a later run finds the factory."""
     name = getattr(factory, "__qualname__", "")
     home = sys.modules.get(getattr(factory, "__module__", None) or "")
     if home is None or home.__name__ == "__main__" or getattr(home, name, None) is not factory:
@@ -37,7 +37,7 @@ def name_factory(factory: Callable[[], nn.Module]) -> str:
 
 
 def load_model(path: str) -> nn.Module:
-    """The model at package.module:factory; a module in the factory's place is the model itself."""
+    """The model at package.module:factory; an `nn.Module` there is the model itself."""
     from torch import nn
 
     found = _find(path)
@@ -45,7 +45,7 @@ def load_model(path: str) -> nn.Module:
 
 
 def load_factory(path: str) -> Callable[[], nn.Module]:
-    """Import package.module, which runs the user's code; what makes a model each time it is called."""
+    """Import package.module, which runs the user's code, and return a function that makes a new model."""
     from torch import nn
 
     factory = _find(path)
@@ -70,7 +70,7 @@ def _find(path: str) -> object:
     if not module_name or not attribute:
         raise ConfigError(f"{path!r} is not a path of the form package.module:factory")
     if "" not in sys.path:
-        sys.path.insert(0, "")  # An installed command does not look into the current folder by itself.
+        sys.path.insert(0, "")  # A console script does not search the current folder.
     try:
         found = import_module(module_name)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""A network as a folder: `config.json` says what it is, `model.safetensors` holds its weights. No pickle."""
+"""Save and load a network as a folder: `config.json` and `model.safetensors`. No pickle."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _FROM_DICT: dict[str, Callable[[dict[str, Any]], ModelConfig | TheoryConfig]] = 
 
 
 def save(model: nn.Module, config: ModelConfig | TheoryConfig, folder: Path) -> None:
-    """Write both files, each complete or not at all."""
+    """Write both files, each of them atomically."""
     kind = "image" if isinstance(config, ModelConfig) else "theory"
     weights = serialize({name: tensor.contiguous() for name, tensor in model.state_dict().items()})
     content = {"format": _FORMAT, "kind": kind, "model": to_dict(config)}
@@ -38,13 +38,13 @@ def save(model: nn.Module, config: ModelConfig | TheoryConfig, folder: Path) -> 
 
 
 def weights_of(model: nn.Module) -> bytes:
-    """A module's state as safetensors; copied, since tied weights share memory, which the format refuses."""
+    """The state of a module as safetensors; cloned, because the format refuses tied weights."""
     state = model.state_dict().items()
     return serialize({name: value.clone().contiguous() for name, value in state if isinstance(value, Tensor)})
 
 
 def load(folder: Path, build: Callable[[ModelConfig | TheoryConfig], Net]) -> Net:
-    """The network in the folder, `build` from its config; or one line that says what is wrong with it."""
+    """Load the network in the folder; `build` makes it from its config. Raises DataError if it is damaged."""
     content, path = _read_content(folder / CONFIG), folder / WEIGHTS
     weights = read_whole(path, _FILES)
     try:
@@ -77,12 +77,12 @@ def _read_content(path: Path) -> dict[str, Any]:
 
 
 def _checksum(content: dict[str, Any], weights: bytes) -> str:
-    """Of everything that the folder says: flipped bits of weights would load like any others."""
+    """The checksum of config and weights: without it, flipped bits in the weights would go unnoticed."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode() + weights).hexdigest()
 
 
 def _load_weights(model: nn.Module, weights: dict[str, Tensor], path: Path) -> None:
-    """Make the tensors the model's, after checking that they are exactly what it needs."""
+    """Load the tensors into the model, after checking their names, shapes and types."""
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
     odd = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))

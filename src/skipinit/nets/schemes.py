@@ -1,8 +1,8 @@
-"""The schemes the paper compares, as data: what is normalized, what scales the branch, how weights start.
+"""The paper's schemes, as data: what is normalized, what scales the branch, how weights start.
 
-A scheme knows no network and a network asks no scheme for its name: `resolve` joins a scheme with the
-options of a `ModelConfig` into a `Design`, the list of facts that layers are built from. What the paper
-does not define is refused here, with the reason.
+Schemes and networks do not depend on each other: `resolve` combines a scheme with the options of a
+`ModelConfig` into a `Design`, from which the layers are built. What the paper does not define is refused
+here, with the reason.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MergeKind = Literal["add", "scale", "divide-sqrt2", "norm-output", "norm-skip"]
 
 @dataclass(frozen=True)
 class Scheme:
-    """One way to keep a deep residual network trainable, or to fail at it."""
+    """One way to normalize, scale and initialize residual blocks; some of them do not train when deep."""
 
     name: str
     equation: str
@@ -42,11 +42,11 @@ class Scheme:
     dropout: bool = False
     fixup: bool = False
     post_activation: bool = True
-    """Whether it makes sense on ResNet-V1, which has no identity skip and no final norm."""
+    """Whether it is defined on ResNet-V1, which has no identity skip and no final norm."""
 
     @property
     def has_norm(self) -> bool:
-        """Whether the network normalizes anything, anywhere."""
+        """Whether the network has any norm."""
         return self.branch_norm or self.final_norm
 
 
@@ -91,7 +91,7 @@ _ALL = (
 
 SCHEMES = {scheme.name: scheme for scheme in _ALL}
 OWN = "own"
-"""In the scheme's place, where the model is the user's own."""
+"""The scheme of the user's own models."""
 
 FIXUP_COMPONENTS: dict[FixupComponent, str] = {
     1: "classifier and last convolution of each branch start at zero",
@@ -102,20 +102,24 @@ FIXUP_COMPONENTS: dict[FixupComponent, str] = {
 
 
 def find_scheme(name: str) -> Scheme:
-    """The scheme of that name, or an error with the nearest names that exist."""
+    """The scheme of that name; raises ConfigError with the nearest names if there is none."""
     if name not in SCHEMES:
         raise unknown_name("scheme", name, SCHEMES)
     return SCHEMES[name]
 
 
 def list_schemes() -> list[str]:
-    """The names of all schemes."""
+    """The names of all schemes, for `create_model(..., scheme=...)`.
+
+    >>> list_schemes()[:3]
+    ['batchnorm', 'none', 'skipinit']
+    """
     return list(SCHEMES)
 
 
 @dataclass(frozen=True)
 class Design:
-    """A scheme with its options settled for one network: the facts that layers are built from."""
+    """A scheme with all options decided for one network; the layers are built from it."""
 
     branch_norm: bool
     final_norm: bool
@@ -134,7 +138,7 @@ class Design:
 
 
 def resolve(config: ModelConfig, architecture: Architecture) -> Design:
-    """Join scheme, options and architecture; refuse what the paper does not define."""
+    """Combine scheme, options and architecture; raise ConfigError for what the paper does not define."""
     scheme = find_scheme(config.scheme)
     _refuse_undefined(config, scheme, architecture)
     components = _fixup_components(config, scheme)
@@ -158,9 +162,9 @@ def resolve(config: ModelConfig, architecture: Architecture) -> Design:
     )
 
 
-@lru_cache(maxsize=1024)  # trials by the thousand share a few networks
+@lru_cache(maxsize=1024)  # thousands of trials share a few networks
 def settle(config: ModelConfig) -> ModelConfig:
-    """The same network with every option explicit; refuses what the paper does not define."""
+    """The same network with every option explicit; raises ConfigError for what the paper does not define."""
     if is_own(config.name):
         return _settle_own(config)
     architecture = find_architecture(config.name)
@@ -183,7 +187,7 @@ def settle(config: ModelConfig) -> ModelConfig:
 
 
 def _settle_own(config: ModelConfig) -> ModelConfig:
-    """A model of the user's own has no options but what the data asks for."""
+    """The user's own model has no options but the numbers of classes and channels."""
     for option, usual in vars(ModelConfig(config.name)).items():
         value = getattr(config, option)
         if option == "scheme" and value not in (usual, OWN):
