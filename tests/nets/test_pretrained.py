@@ -199,6 +199,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str, str]] = {
     "config is a folder": (to_folder(CONFIG), CONFIG, "cannot be read"),
     "weights are a folder": (to_folder(WEIGHTS), WEIGHTS, "a saved model has"),
     "config empty": (write(CONFIG, b""), CONFIG, "damaged"),
+    "config nested too deep": (write(CONFIG, b"[" * 200_000), CONFIG, "damaged"),
     "config cut": (cut(CONFIG, 0.5), CONFIG, "damaged"),
     "config is not text": (write(CONFIG, b"\xff\xfe\x00"), CONFIG, "damaged"),
     "config of another tool": (write(CONFIG, FOREIGN), CONFIG, "not written by skipinit"),

@@ -69,7 +69,7 @@ def load(folder: Path, build: Callable[[ModelConfig | TheoryConfig], Net]) -> Ne
 def _read_content(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(read_whole(path, _FILES))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # the latter for JSON that is nested too deep
         raise DataError(f"{path}: is not JSON, the file is damaged; {error}") from error
     if not isinstance(content, dict) or content.get("format") != _FORMAT:
         raise DataError(f"{path}: was not written by skipinit; it does not say format {_FORMAT}")
