@@ -144,6 +144,24 @@ def test_frozen_layers_stay_frozen():
     assert {name.split(".")[-1] for name in trainable} == {"branch_alpha", "merge_bias"}
 
 
+@pytest.mark.parametrize("frozen", [True, False])
+def test_a_scale_and_shift_is_frozen_as_its_norm_was(frozen):
+    net = nn.Sequential(nn.Linear(6, 6), _PreActivation(), nn.Linear(6, 3)).eval()
+    net[1].requires_grad_(not frozen)
+    norm = convert(net, torch.randn(4, 6), keep_function=True).model[1].norm
+    assert [p.requires_grad for p in norm.parameters()] == [not frozen] * 2
+    assert not norm.training
+
+
+class _PreActivation(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.layer = nn.BatchNorm1d(6), nn.Linear(6, 6)
+
+    def forward(self, x):
+        return x + self.layer(self.norm(x).relu())
+
+
 def test_branch_that_was_nothing_but_a_norm(tmp_path):
     """x + alpha (scale * x + shift) has no layer; the scalar tells that it is a branch."""
 

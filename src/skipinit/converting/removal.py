@@ -72,6 +72,7 @@ class NormRemoval:
                 self.left[name or type(norm).__name__] = reason
                 continue
             layer, added = self.keep(name, norm) if self.plan.keep_function else self.drop(name, norm)
+            layer.train(norm.training)
             replacements[norm] = _with_children(norm, layer)
             if self.stand_ins:
                 _keep_attributes(norm, layer)
@@ -98,13 +99,16 @@ class NormRemoval:
         feeder = self.flow.feeders.get(name)
         once = self.flow.calls[name] == 1
         if feeder is not None and once and self.flow.calls[feeder] == 1 and feeder in self.selection:
-            layer = self.model.get_submodule(feeder)
-            if can_fold(layer, affine) and self.uses[id(layer.weight)] == 1:
-                fold(layer, affine)
+            linear = self.model.get_submodule(feeder)
+            if can_fold(linear, affine) and self.uses[id(linear.weight)] == 1:
+                fold(linear, affine)
                 return nn.Identity(), f"folded into {feeder}"
         given = cast(Any, norm)
         like = given.running_var if given.weight is None else given.weight
-        return ChannelAffine(affine.scale.to(like), affine.shift.to(like)), "scale and shift"
+        layer = ChannelAffine(affine.scale.to(like), affine.shift.to(like))
+        if given.weight is not None:
+            layer.requires_grad_(given.weight.requires_grad)
+        return layer, "scale and shift"
 
     def drop(self, name: str, norm: nn.Module) -> tuple[nn.Module, str]:
         """The identity, or with Fixup the scalar bias before the activation that follows."""
