@@ -150,10 +150,14 @@ def _operate(
         try:
             loose = _contributing_at_zero(model, inputs, flow.passes)
         except ConfigError as error:
-            if stand_ins or not isinstance(error.__cause__, AttributeError):
-                raise
-            stand_ins = True  # The forward looks at a norm's weight.
-            continue
+            if isinstance(error.__cause__, AttributeError) and not stand_ins:
+                stand_ins = True  # The forward looks at a norm's weight.
+                continue
+            reason = one_line(error.__cause__ if isinstance(error.__cause__, Exception) else error)
+            raise SkipinitError(
+                f"{type(prepared).__name__}: its forward fails without its norms ({reason}); "
+                "exclude= leaves modules as they are"
+            ) from error
         tails = {block.add.name for block in surgery.on_tail}
         sites = {block.add.name for block in surgery.on_site}
         if plan.scheme.merge != "scale" or not loose & (tails | sites):

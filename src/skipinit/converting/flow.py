@@ -6,21 +6,20 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from ..errors import ConfigError
 from ..probing.adds import ResidualAdd, TracedAdd, describe_adds
 from ..probing.forward import Inputs, Mode, traced
 from ..probing.operations import Kind, Node, origins, tensors_in
 from ..probing.trace import Tracer
-from .folding import is_frozen_batch_norm
+from .norm_uses import find_feeders, find_norms, norm_calls, norms_on_skip
 from .passes import FURTHER, WHOLE, Pass
-from .plan import outwards
-from .sites import Site, SiteFinder
+from .sites import Path, Site, SiteFinder
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,7 @@ class Block:
 
     add: ResidualAdd
     tail: str | None
-    """The module whose output, times a number, is the branch's output times that number."""
+    """The module that ends this branch and nothing else: to scale its output is to scale the branch."""
     site: Site | None
     """Where in the source of its module the add is."""
     weights: tuple[str, ...]
@@ -40,11 +39,13 @@ class Block:
     """Whether the module that adds returns the sum, or the sum after one activation module."""
     other_sites: tuple[Site, ...] = ()
     """Where the add is when training or evaluation takes another way through the source."""
+    site_is_shared: bool = False
+    """Whether another block is at the same site when a loop drops layers."""
 
     @property
     def is_recomputed(self) -> bool:
         """Whether its own module checkpoints the add."""
-        return any(site.is_recomputed for site in (self.site, *self.other_sites) if site is not None)
+        return any(site.is_recomputed for site in _sites_of(self))
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,8 @@ class Flow:
     """For a norm: the module whose linear map is its input, where nothing else uses that map's output."""
     overwritten: frozenset[str]
     """Norms whose output an in-place function writes into."""
+    several_inputs: frozenset[str]
+    """Norms that take more than one tensor, such as a gate or a condition."""
     norms_on_skip: tuple[str, ...]
     """Norms that the skip path itself goes through, as in post-norm blocks."""
     calls: Mapping[str, int]
@@ -75,8 +78,9 @@ def find_flow(model: nn.Module, inputs: Inputs, norm_types: tuple[type[nn.Module
     flow = _whole_flow(model, inputs, norm_types)
     others, passes = [set[Site]() for _ in flow.blocks], [WHOLE]
     unseen = set(range(len(flow.blocks)))
+    looped = _has_loop(flow.blocks)
     for further in FURTHER:
-        if further.mode == "training" and not unseen:
+        if further.mode == "training" and not (unseen or looped):
             break
         with suppress(ConfigError), further.prepared(model):  # In training some models want targets.
             for number, site in _sites_elsewhere(flow, model, inputs, further):
@@ -84,11 +88,36 @@ def find_flow(model: nn.Module, inputs: Inputs, norm_types: tuple[type[nn.Module
                 if further.mode == "training":
                     unseen.discard(number)
             passes.append(further)
-    blocks = (
+    blocks = [
         replace(block, other_sites=tuple(sites - {block.site}))
         for block, sites in zip(flow.blocks, others, strict=True)
-    )
+    ]
+    shared = _shared_paths(blocks)
+    blocks = [replace(block, site_is_shared=bool(shared & _paths(block))) for block in blocks]
     return replace(flow, blocks=tuple(blocks), passes=tuple(passes))
+
+
+def _sites_of(block: Block) -> list[Site]:
+    return [site for site in (block.site, *block.other_sites) if site is not None]
+
+
+def _paths(block: Block) -> set[tuple[str, Path]]:
+    return {(block.add.module, site.path) for site in _sites_of(block)}
+
+
+def _has_loop(blocks: Sequence[Block]) -> bool:
+    """Whether blocks with different layers, and without a tail, are added by one line of a loop."""
+    layers = {(path, block.add.parameters) for block in blocks if not block.tail for path in _paths(block)}
+    return len(layers) > len({path for path, _ in layers})
+
+
+def _shared_paths(blocks: Sequence[Block]) -> set[tuple[str, Path]]:
+    """The paths at which different passes meet different blocks at the same hit."""
+    layers: defaultdict[tuple[str, Path, int], set[tuple[str, ...]]] = defaultdict(set)
+    for block in blocks:
+        for site in _sites_of(block):
+            layers[block.add.module, site.path, site.hit].add(block.add.parameters)
+    return {(module, path) for (module, path, _), found in layers.items() if len(found) > 1}
 
 
 def _sites_elsewhere(
@@ -123,65 +152,32 @@ def _sites(model: nn.Module, inputs: Inputs, mode: Mode) -> Iterator[tuple[Trace
 
 def _whole_flow(model: nn.Module, inputs: Inputs, norm_types: tuple[type[nn.Module], ...]) -> Flow:
     with (
-        _norm_outputs(model) as norm_outputs,
+        norm_calls(model) as norm_uses,
         _sites(model, inputs, WHOLE.mode) as (tracer, finder, output),
     ):
         outputs = _output_nodes(tracer, output)
         nodes = _ancestors([*outputs, *(add.node for add in tracer.adds)])
-        users = _users(nodes)
+        users, calls = _users(nodes), _count_calls(nodes)
+        tails = _tails(tracer.adds, users, set(outputs), calls)
         adds = describe_adds(tracer.adds, type(model).__name__)
-        norms = _norms(model, nodes, norm_types)
+        norms = find_norms(model, nodes, norm_types)
         dense = tuple(_dense_outputs(model, outputs))
         return Flow(
             blocks=tuple(
-                _block(model, add, traced_add, finder.sites.get(traced_add), users)
-                for add, traced_add in zip(adds, tracer.adds, strict=True)
+                _block(model, add, traced_add, tail, finder.sites.get(traced_add), users)
+                for add, traced_add, tail in zip(adds, tracer.adds, tails, strict=True)
             ),
             norms=tuple(dict.fromkeys(norms.values())),
-            feeders=_feeders(norms, nodes, users, set(outputs)),
+            feeders=find_feeders(norms, nodes, users, set(outputs)),
             overwritten=frozenset(
-                name for name, (out, version) in norm_outputs.items() if out._version > version
+                name for name, call in norm_uses.items() if call.output._version > call.version
             ),
-            norms_on_skip=_on_skip(tracer.adds, {node.module for node in norms}),
-            calls=_count_calls(nodes),
+            several_inputs=frozenset(name for name, call in norm_uses.items() if call.tensors > 1),
+            norms_on_skip=norms_on_skip(tracer.adds, {node.module for node in norms}),
+            calls=calls,
             classifier=dense[0] if len(outputs) == len(dense) == 1 else None,
             dense_outputs=dense,
         )
-
-
-def _norms(
-    model: nn.Module, nodes: Iterable[Node], norm_types: tuple[type[nn.Module], ...]
-) -> dict[Node, str]:
-    """The operations that are part of a normalization, with the name of the module that stands for it."""
-    modules = dict(model.named_modules(remove_duplicate=False))
-    own = {name for name, module in modules.items() if name and isinstance(module, norm_types)}
-    frozen = {name for name, module in modules.items() if is_frozen_batch_norm(module)}
-    homes: dict[Node, str] = {}
-    for node in nodes:
-        around = next((name for name in outwards(node.module) if name in own), None)
-        normalizes = node.kind is Kind.NORM or node.module in frozen
-        if around is not None:
-            homes[node] = around
-        elif normalizes and node.kind is not Kind.INPUT:
-            homes[node] = node.module
-    return homes
-
-
-@contextmanager
-def _norm_outputs(model: nn.Module) -> Iterator[dict[str, tuple[Tensor, int]]]:
-    """The output of each norm with its version at that time: torch counts the writes into a tensor."""
-    outputs: dict[str, tuple[Tensor, int]] = {}
-
-    def keep(name: str, output: Any) -> None:
-        if isinstance(output, Tensor):
-            outputs[name] = output, output._version
-
-    with ExitStack() as hooks:
-        for name, module in model.named_modules():
-            if "norm" in type(module).__name__.lower():
-                hook = module.register_forward_hook(lambda _, __, output, name=name: keep(name, output))
-                hooks.enter_context(hook)
-        yield outputs
 
 
 def _output_nodes(tracer: Tracer, output: Any) -> list[Node]:
@@ -218,6 +214,7 @@ def _block(
     model: nn.Module,
     add: ResidualAdd,
     traced_add: TracedAdd,
+    tail: str | None,
     site: Site | None,
     users: Mapping[Node, list[Node]],
 ) -> Block:
@@ -227,7 +224,7 @@ def _block(
 
     return Block(
         add,
-        _tail(traced_add),
+        tail,
         site,
         weights(traced_add.paths.branch),
         weights(_last_maps(traced_add)),
@@ -247,12 +244,31 @@ def _last_maps(add: TracedAdd) -> list[Node]:
     return sorted((node for node in found if node.kind is Kind.LINEAR), key=lambda node: node.order)
 
 
-def _tail(add: TracedAdd) -> str | None:
-    """Back over operations that commute with a scalar: scales, copies, dropout."""
-    node, call = add.branch, add.node.call
-    while node.call == call and node.kind in (Kind.SCALE, Kind.PASS) and len(node.parents) == 1:
+def _tails(
+    adds: Sequence[TracedAdd], users: Mapping[Node, list[Node]], outputs: set[Node], calls: Mapping[str, int]
+) -> list[str | None]:
+    """For each add, the last module on its branch that runs for this branch alone, in every call."""
+    ends = [(_maps(add), _ends(add, users, outputs)) for add in adds]
+    uses = Counter((name, maps) for maps, names in ends for name in names)
+    return [next((name for name in names if calls[name] <= uses[name, maps]), None) for maps, names in ends]
+
+
+def _maps(add: TracedAdd) -> frozenset[str]:
+    """What a block that runs again has in common: the parameters of its linear maps; its norms may differ."""
+    maps = (name for node in add.paths.branch if node.kind is Kind.LINEAR for name in node.parameters)
+    return frozenset(maps) or add.layers[1]
+
+
+def _ends(add: TracedAdd, users: Mapping[Node, list[Node]], outputs: set[Node]) -> list[str]:
+    """Modules whose output only the add uses, after scales, copies and dropout at most; the last first."""
+    found, node, branch = list[str](), add.branch, set(add.paths.branch)
+    while node in branch and len(users[node]) == 1 and node not in outputs:
+        if node.call != add.node.call and node.module not in found:
+            found.append(node.module)
+        if node.kind not in (Kind.SCALE, Kind.PASS) or len(node.parents) != 1:
+            break
         node = node.parents[0]
-    return None if node.call == call or node.kind is Kind.INPUT else node.module
+    return found
 
 
 def _returns_sum(add: Node, users: Mapping[Node, list[Node]]) -> bool:
@@ -265,47 +281,6 @@ def _returns_sum(add: Node, users: Mapping[Node, list[Node]]) -> bool:
         return not direct
     activated = len(direct) == len(users[add]) == 1 and direct[0].kind is Kind.ACTIVATION
     return activated and direct[0].call != add.call and not inside(direct[0])
-
-
-def _feeders(
-    norms: Iterable[Node], nodes: Iterable[Node], users: Mapping[Node, list[Node]], outputs: set[Node]
-) -> dict[str, str]:
-    entries: defaultdict[tuple[str, int], set[Node]] = defaultdict(set)
-    for node in nodes:
-        for parent in node.parents:
-            if parent.call != node.call:
-                entries[node.module, node.call].add(parent)
-    feeders: dict[str, str] = {}
-    for norm in norms:
-        given = entries[norm.module, norm.call]
-        if len(given) != 1:
-            continue
-        (feeder,) = given
-        alone = all(user.call == norm.call for user in users[feeder]) and feeder not in outputs
-        if feeder.kind is Kind.LINEAR and alone:
-            feeders[norm.module] = feeder.module
-    return feeders
-
-
-def _on_skip(adds: Sequence[TracedAdd], norms: set[str]) -> tuple[str, ...]:
-    """Norms of an earlier sum that make a skip operand, and norms on a skip without weights."""
-    found: list[str] = []
-    for add in adds:
-        if add.skip.module in norms and _normalizes_sum(add.skip):
-            found.append(add.skip.module)
-        if not any(node.kind is Kind.LINEAR for node in add.paths.skip):
-            found.extend(node.module for node in add.paths.skip if node.module in norms)
-    within = {node.module for add in adds for node in add.paths.branch}  # Of a block around the add.
-    return tuple(dict.fromkeys(name for name in found if name not in within))
-
-
-def _normalizes_sum(norm: Node) -> bool:
-    given, waiting = set[Kind](), [norm]
-    while waiting:
-        node = waiting.pop()
-        waiting.extend(parent for parent in node.parents if parent.call == norm.call)
-        given.update(parent.kind for parent in node.parents if parent.call != norm.call)
-    return Kind.RESIDUAL in given
 
 
 def _dense_outputs(model: nn.Module, outputs: list[Node]) -> Iterator[str]:

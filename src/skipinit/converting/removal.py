@@ -85,6 +85,8 @@ class NormRemoval:
     def stays(self, name: str, norm: nn.Module) -> str:
         """The reason why the norm stays; empty if it goes."""
         kind = type(norm).__name__
+        if name in self.flow.several_inputs:
+            return f"{kind} takes several tensors, so it is more than a norm"
         if self.plan.keep_function:
             return "" if is_batch_norm(norm) else f"{kind} is no batch norm"
         if name in self.unscaled:
