@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 import math
 import warnings
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -28,7 +30,7 @@ from .folding import (
     is_batch_norm,
     rounding_tolerance,
 )
-from .passes import Pass
+from .passes import WHOLE, Pass
 from .plan import Choice, ClassifierStart, Plan, Selection, as_choices, make_plan, make_selection
 from .remarks import listed, warn_of_exceptions
 from .removal import unreached_norms
@@ -112,7 +114,7 @@ def convert(
     if plan.scheme.fixup:
         start_fixup(surgery, inputs)
     start_outputs(surgery, inputs)
-    after = measure(converted, inputs, mode)
+    after = replace(measure(converted, inputs, mode), model=before.model)
     unreached = [name for name in unreached_norms(converted, flow.norms) if name in selection]
     left = surgery.left | dict.fromkeys(unreached, "not reached by the inputs")
     warn_of_exceptions(after, flow, surgery, left, plan, loose)
@@ -227,7 +229,7 @@ def _check_norms(norms: type[nn.Module] | Sequence[type[nn.Module]]) -> tuple[ty
 
 def _contributing_at_zero(model: nn.Module, inputs: Inputs, passes: Iterable[Pass]) -> set[str]:
     """The blocks whose branch adds something in one of these passes even when every scalar is 0."""
-    loose = set[str]()
+    loose, names = set[str](), defaultdict[tuple[str, tuple[str, ...]], set[str]](set)
     scalars = [p for name, p in model.named_parameters() if name.endswith(BRANCH_SCALAR)]
     values = [scalar.detach().clone() for scalar in scalars]
     with torch.no_grad():
@@ -235,8 +237,14 @@ def _contributing_at_zero(model: nn.Module, inputs: Inputs, passes: Iterable[Pas
             scalar.zero_()
         for run in passes:
             with run.prepared(model):
-                rows = measure(model, inputs, run.mode).rows
-            loose.update(row.name for row in rows if row.branch_variance != 0)
+                report = measure(model, inputs, run.mode)
+            for add, row in zip(report.adds, report.rows, strict=True):
+                block = add.module, add.parameters
+                if run is WHOLE:
+                    names[block].add(add.name)
+                if row.branch_variance != 0:
+                    # Where layers are dropped, the next block has the number of the one that is missing.
+                    loose |= {add.name} if run is WHOLE else names.get(block, {add.name})
         for scalar, value in zip(scalars, values, strict=True):
             scalar.copy_(value)
     return loose

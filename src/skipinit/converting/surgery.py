@@ -61,15 +61,13 @@ class Surgery:
         """Those that were, and therefore train now."""
         self.chosen = [block for block in flow.blocks if block.add.module in selection]
         scaled = plan.scheme.merge == "scale"
-        tails = Counter(block.tail for block in flow.blocks)
         self.on_tail, self.on_site, self.unscaled = list[Block](), list[Block](), list[Block]()
         for block in self.chosen:
-            alone = block.tail is not None and flow.calls[block.tail] <= tails[block.tail]
             if scaled and block.add.name in unscaled:
                 self.unscaled.append(block)
-            elif alone and block.add.name not in at_the_add:
+            elif block.tail is not None and block.add.name not in at_the_add:
                 self.on_tail.append(block)
-            elif block.site and not (block.is_recomputed or isinstance(self._adder(block), nn.Sequential)):
+            elif self._can_scale_at_add(block):
                 self.on_site.append(block)
             elif scaled:
                 self.unscaled.append(block)
@@ -80,12 +78,11 @@ class Surgery:
     @property
     def left(self) -> dict[str, str]:
         """Branches without a scalar and norms that stayed, each with the reason."""
-        own = "let a module of its own end it, used nowhere else"
-        reasons = {
-            False: f"its branch cannot be scaled from outside; {own}",
-            True: f"its add is checkpointed by its own module; checkpoint the module as a whole, or {own}",
-        }
-        return {block.add.name: reasons[block.is_recomputed] for block in self.unscaled} | self.removal.left
+        return {block.add.name: _why_unscaled(block) for block in self.unscaled} | self.removal.left
+
+    def _can_scale_at_add(self, block: Block) -> bool:
+        known = block.site is not None and not (block.is_recomputed or block.site_is_shared)
+        return known and not isinstance(self._adder(block), nn.Sequential)
 
     def _adder(self, block: Block) -> nn.Module:
         return self.model.get_submodule(block.add.module)
@@ -226,3 +223,12 @@ class Surgery:
 
     def _log(self, block: str | None, module: str, added: str) -> None:
         self.changes.append(Change(block, module, removed="", added=added))
+
+
+def _why_unscaled(block: Block) -> str:
+    own = "let a module of its own end it, used nowhere else"
+    if block.is_recomputed:
+        return f"its add is checkpointed by its own module; checkpoint the module as a whole, or {own}"
+    if block.site_is_shared:
+        return f"its loop drops layers in training, so nothing tells its add from the next; {own}"
+    return f"its branch cannot be scaled from outside; {own}"
