@@ -14,7 +14,7 @@ from torch.nn import functional as F
 import skipinit
 from skipinit.converting import recipe as module
 from skipinit.converting.recipe import stuck
-from skipinit.errors import ConfigError
+from skipinit.errors import ConfigError, SkipinitError
 from support.convert_models import CifarResNet, scalars
 
 X = torch.randn(256, 1, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -180,3 +180,56 @@ def test_mistakes_are_explained_in_one_line(attempt, message):
         attempt()
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"steps": 0},
+        {"steps": -3},
+        {"steps": 2.5},
+        {"warm_up": -5},
+        {"warm_up": "a"},
+        {"clip_norm": 0},
+        {"clip_norm": math.nan},
+        {"momentum": 2},
+        {"momentum": -1},
+        {"weight_decay": -1},
+        {"weight_decay": "x"},
+        {"classes": 0},
+        {"classes": 1},
+    ],
+    ids=str,
+)
+def test_wrong_options_are_refused_before_the_first_step(option):
+    (name, value), *_ = option.items()
+    with pytest.raises(ConfigError, match=f"^{name} {value!r} is not allowed; it must be "):
+        skipinit.recipe(nn.Linear(2, 2), 0.1, **option)
+
+
+@pytest.mark.parametrize("option", [{"steps": 0}, {"steps": -1}, {"steps": 2.5}, {"loss": "mse"}], ids=str)
+def test_wrong_options_of_a_search_are_refused(option):
+    (name, value), *_ = option.items()
+    with pytest.raises(ConfigError, match=f"^{name} {value!r} is not allowed; it must be "):
+        skipinit.find_rate(nn.Linear(2, 2), [PAIR], **option)
+
+
+@pytest.mark.parametrize(
+    "function", [lambda: skipinit.recipe("x", 0.1), lambda: skipinit.find_rate("x", [PAIR])]
+)
+def test_what_is_no_model_is_refused(function):
+    with pytest.raises(ConfigError, match=r"the model must be a torch.nn.Module; a str was given"):
+        function()
+
+
+def test_a_loss_that_is_not_finite_before_the_first_update_is_not_blamed_on_the_rate():
+    broken = [(torch.full((4, 2), math.nan), PAIR[1])]
+    with pytest.raises(SkipinitError, match="the loss is nan before the first update, so no rate helps"):
+        skipinit.find_rate(nn.Linear(2, 2), broken, steps=2)
+
+
+def test_a_loader_that_shuffles_leaves_the_generator_as_it_was():
+    model, data = nn.Linear(2, 2), torch.utils.data.TensorDataset(*PAIR)
+    state = torch.get_rng_state()
+    skipinit.find_rate(model, torch.utils.data.DataLoader(data, 2, shuffle=True), steps=2)
+    assert torch.equal(torch.get_rng_state(), state)

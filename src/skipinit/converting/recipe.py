@@ -23,7 +23,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from ..errors import ConfigError, SkipinitError, need, one_line
 from ..nets.layers import l2_parameters
-from ..probing.forward import arguments_of, preserve_state
+from ..probing.forward import arguments_of, check_model, preserve_state
 
 Loss = Callable[[Any, Any], Tensor]
 _CHECKED = 50
@@ -47,9 +47,9 @@ class Recipe:
     """Of every step so far."""
 
     def step(self, loss: Tensor) -> float:
-        """Go backward, clip the gradient, update, and clear the gradients; returns the loss.
+        """Clear the gradients, go backward, clip the gradient and update; returns the loss.
 
-        Every 50 steps a warning says if the network does not learn.
+        Every 50 steps a warning says whether the network does not learn.
         """
         if not (isinstance(loss, Tensor) and loss.requires_grad and loss.numel() == 1):
             kind = type(loss).__name__
@@ -88,8 +88,17 @@ def recipe(
         clip_norm: the largest norm of the gradient of a step.
         warm_up: steps over which the rate rises from 0.
     """
-    if not (isinstance(rate, (int, float)) and math.isfinite(rate) and rate > 0):
-        raise ConfigError(f"rate {rate!r} is not allowed; it must be a positive number")
+    check_model(model)
+    _require("rate", rate, _is_number(rate) and 0 < rate < math.inf, "a positive number")
+    decays = _is_number(weight_decay) and 0 <= weight_decay < math.inf
+    _require("weight_decay", weight_decay, decays, "0 or a positive number")
+    _require("momentum", momentum, _is_number(momentum) and 0 <= momentum < 1, "in [0, 1)")
+    _require("clip_norm", clip_norm, _is_number(clip_norm) and clip_norm > 0, "a positive number")
+    _require("warm_up", warm_up, _is_count(warm_up, 0), "a whole number, 0 or more")
+    _require("steps", steps, steps is None or _is_count(steps, 1), "a whole number, 1 or more, or None")
+    _require(
+        "classes", classes, classes is None or _is_count(classes, 2), "a whole number, 2 or more, or None"
+    )
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not trained:
         raise ConfigError(f"no parameter of {type(model).__name__} requires a gradient; nothing would train")
@@ -105,6 +114,19 @@ def recipe(
         return rising * falling
 
     return Recipe(optimizer, LambdaLR(optimizer, factor), list(trained.values()), clip_norm, classes)
+
+
+def _require(name: str, value: object, allowed: bool, what: str) -> None:
+    if not allowed:
+        raise ConfigError(f"{name} {value!r} is not allowed; it must be {what}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _is_count(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 def stuck(losses: Sequence[float], classes: int | None = None) -> str | None:
@@ -182,7 +204,11 @@ def find_rate(
         steps: for each rate.
         options: those of `recipe`, but for its `steps`; the warm-up is a fifth of the steps by default.
     """
-    kept = _pairs(batches, steps)
+    check_model(model)
+    _require("steps", steps, _is_count(steps, 1), "a whole number, 1 or more")
+    _require("loss", loss, callable(loss), "a function of the model's output and the targets")
+    with preserve_state(model):  # A data loader that shuffles draws from torch's generator.
+        kept = _pairs(batches, steps)
     options = {"warm_up": max(1, steps // 5), **options}
     tried: dict[int, float] = {}
 
@@ -251,6 +277,11 @@ def _train_copy(
         for inputs, targets in itertools.islice(itertools.cycle(batches), steps):
             arguments, keywords = arguments_of(trained, inputs)
             value = trainer.step(_loss_of(loss, trained(*arguments, **keywords), targets))
+            if len(trainer.losses) == 1 and not math.isfinite(value):
+                raise SkipinitError(
+                    f"{type(model).__name__}: the loss is {value} before the first update, so no rate helps; "
+                    "look for NaN, infinity or very large values in the inputs, the targets and the weights"
+                )
             if not math.isfinite(value) or value > 10 * max(1.0, trainer.losses[0]):
                 return [*trainer.losses, math.inf]
     return trainer.losses
