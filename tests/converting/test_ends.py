@@ -382,7 +382,7 @@ def test_rounding_that_a_network_multiplies_is_not_a_fault():
 
     torch.manual_seed(0)
     model = with_statistics(nn.Sequential(*(Chaotic() for _ in range(4))))
-    with pytest.warns(UserWarning, match="multiplies rounding errors"):
+    with pytest.warns(UserWarning, match="amplifies rounding errors"):
         conversion = convert(model, X, keep_function=True)
     assert conversion.difference > 5e-4
 
@@ -460,18 +460,18 @@ class Fade(nn.Module):
         return 0.01 * x
 
 
-def test_signal_that_fades_is_named():
+def test_signal_that_vanishes_is_named():
     """Layers without a skip, as in EfficientNets: only their norms kept the signal alive."""
 
     def fading():
         return nn.Sequential(nn.Linear(6, 6), Fade(), nn.BatchNorm1d(6))
 
     block = Block(ENDS["function"])
-    with pytest.warns(UserWarning, match=r"signal fades on its way.*deviation of [0-9]e-0[4-9]"):
+    with pytest.warns(UserWarning, match=r"signal vanishes.*deviation of [0-9]e-0[4-9]"):
         convert(nn.Sequential(block, fading(), fading(), nn.Linear(6, 3)), X, seed=0)
 
 
-def test_signal_that_fades_before_a_norm_is_kept_alive(recwarn):
+def test_signal_that_vanishes_before_a_norm_is_restored(recwarn):
     """The layer that fed the norm starts with the scale that the norm gave its output."""
 
     def fading():
@@ -487,6 +487,6 @@ def test_signal_that_fades_before_a_norm_is_kept_alive(recwarn):
     assert [out.std(correction=0).item() for out in (after_one, after_two)] == pytest.approx([1, 1], rel=1e-5)
 
 
-def test_signal_that_does_not_fade_is_left_alone():
+def test_signal_that_does_not_vanish_is_left_alone():
     model = nn.Sequential(Block(ENDS["function"]), nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
     assert not any("deviation 1" in change.added for change in convert(model, X, seed=0).changes)

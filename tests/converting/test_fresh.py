@@ -203,7 +203,7 @@ def test_a_rule_of_the_users_own_starts_its_layer_alone():
 def test_what_is_drawn_anew_trains():
     model = net(lambda layer: layer)
     model[0].requires_grad_(False)
-    with pytest.warns(UserWarning, match=r"^0.conv.weight, 0.conv.bias: frozen before, .* set to train"):
+    with pytest.warns(UserWarning, match=r"^0.conv.weight, 0.conv.bias: were frozen; .* and train"):
         converted = convert(model, IMAGES).model
     assert all(parameter.requires_grad for parameter in converted.parameters())
     kept = convert(model, IMAGES, exclude="0.conv").model
@@ -225,7 +225,9 @@ class Several(nn.Module):
 
 @pytest.mark.parametrize("scheme", ["skipinit", "fixup"])
 def test_a_classifier_among_several_outputs_is_named(scheme):
-    with pytest.warns(UserWarning, match="Several returns several tensors, .* output: head started by He"):
+    with pytest.warns(
+        UserWarning, match="Several returns several tensors, .* classifies: head started by He"
+    ):
         convert(Several(), IMAGES, scheme=scheme)
 
 

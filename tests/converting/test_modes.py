@@ -201,7 +201,9 @@ class WantsTargets(nn.Module):
 
 
 def test_what_training_cannot_show_is_said():
-    with pytest.warns(UserWarning, match="takes no such inputs in training mode.*: block may lose"):
+    with pytest.warns(
+        UserWarning, match="does not take these inputs in training mode.*: block may have no scalar"
+    ):
         convert(WantsTargets(Gated()), X)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

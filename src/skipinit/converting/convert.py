@@ -59,8 +59,8 @@ def convert(
     `keep_function` it computes what the given model computes in evaluation mode, to be fine-tuned: each batch
     norm is folded into the layer before it or becomes a scale and shift, and branch scalars start at 1.
 
-    A warning names each branch that still contributes at the start, each norm that stayed, and each add that
-    has two readings.
+    A warning names each branch that still contributes at the start, each norm that stayed, and each doubtful
+    add.
 
     Args:
         model: any module with residual adds. Its forward may depend on the data.
@@ -76,12 +76,13 @@ def convert(
         classifier_init: start of SkipInit's last dense layer: "he" as everywhere else, "zero", or "small", He
             scaled down until the outputs have a standard deviation of 1 on these inputs. Then the first
             loss is that of chance.
-        exclude: modules to leave as they are, with all in them: names, in which * stands for anything, or
-            types.
+        exclude: modules to leave as they are, with everything inside them: names, in which * matches any
+            text, or types.
         only: change nothing outside of these modules.
-        norms: types of your own that are nothing but norms, beside those that call torch's or use rsqrt.
+        norms: your own module types that only normalize. Needed if the class name does not contain "norm", or
+            if the forward neither calls a norm of torch nor uses rsqrt.
         strict: raise an error instead of leaving a branch without its scalar or a norm in its place.
-        seed: draw the new weights from this seed and leave torch's generators alone; else draw from torch's.
+        seed: seed of the new weights; torch's generators stay as they are. Without it they draw the weights.
 
     >>> model = skipinit.create_model("resnet50_v1", scheme="batchnorm")
     >>> conversion = skipinit.convert(model, (2, 3, 64, 64))
@@ -103,7 +104,7 @@ def convert(
     mode: Mode = "evaluation" if keep_function else "whole"
     before = measure(prepared, inputs, mode)
     expected = finite_outputs(prepared, inputs) if keep_function else []
-    surgery, loose = _operate(prepared, flow, plan, selection, norm_types, inputs)
+    surgery, contributing = _operate(prepared, flow, plan, selection, norm_types, inputs)
     converted = surgery.model
     if strict and surgery.left:
         raise SkipinitError(f"{type(model).__name__}: {listed(surgery.left)}")
@@ -117,7 +118,7 @@ def convert(
     after = replace(measure(converted, inputs, mode), model=before.model)
     unreached = [name for name in unreached_norms(converted, flow.norms) if name in selection]
     left = surgery.left | dict.fromkeys(unreached, "not reached by the inputs")
-    warn_of_exceptions(after, flow, surgery, left, plan, loose)
+    warn_of_exceptions(after, flow, surgery, left, plan, contributing)
     return Conversion(
         model=converted,
         scheme=scheme,
@@ -140,9 +141,9 @@ def _operate(
     norm_types: tuple[type[nn.Module], ...],
     inputs: Inputs,
 ) -> tuple[Surgery, set[str]]:
-    """Change a copy, and check that each scalar governs its whole branch; otherwise move or omit it.
+    """Change a copy, and check that each scalar scales its whole branch; otherwise move or omit the scalar.
 
-    Returns also the blocks that no scalar governs.
+    Also returns the blocks whose branch contributes although every scalar is 0.
     """
     at_the_add, unscaled, stand_ins = set[str](), set[str](), False
     while True:
@@ -150,10 +151,10 @@ def _operate(
         surgery = Surgery(model, flow, plan, selection, norm_types, at_the_add, unscaled, stand_ins)
         surgery.run()
         try:
-            loose = _contributing_at_zero(model, inputs, flow.passes)
+            contributing = _contributing_at_zero(model, inputs, flow.passes)
         except ConfigError as error:
             if isinstance(error.__cause__, AttributeError) and not stand_ins:
-                stand_ins = True  # The forward looks at a norm's weight.
+                stand_ins = True  # The forward reads a norm's weight.
                 continue
             reason = one_line(error.__cause__ if isinstance(error.__cause__, Exception) else error)
             raise SkipinitError(
@@ -162,10 +163,10 @@ def _operate(
             ) from error
         tails = {block.add.name for block in surgery.on_tail}
         sites = {block.add.name for block in surgery.on_site}
-        if plan.scheme.merge != "scale" or not loose & (tails | sites):
-            return surgery, loose
-        at_the_add |= loose & tails
-        unscaled |= loose & sites
+        if plan.scheme.merge != "scale" or not contributing & (tails | sites):
+            return surgery, contributing
+        at_the_add |= contributing & tails
+        unscaled |= contributing & sites
 
 
 def _check_convertible(model: nn.Module) -> None:
@@ -229,7 +230,7 @@ def _check_norms(norms: type[nn.Module] | Sequence[type[nn.Module]]) -> tuple[ty
 
 def _contributing_at_zero(model: nn.Module, inputs: Inputs, passes: Iterable[Pass]) -> set[str]:
     """The blocks whose branch adds something in one of these passes even when every scalar is 0."""
-    loose, names = set[str](), defaultdict[tuple[str, tuple[str, ...]], set[str]](set)
+    contributing, names = set[str](), defaultdict[tuple[str, tuple[str, ...]], set[str]](set)
     scalars = [p for name, p in model.named_parameters() if name.endswith(BRANCH_SCALAR)]
     values = [scalar.detach().clone() for scalar in scalars]
     with torch.no_grad():
@@ -244,16 +245,16 @@ def _contributing_at_zero(model: nn.Module, inputs: Inputs, passes: Iterable[Pas
                     names[block].add(add.name)
                 if row.branch_variance != 0:
                     # Where layers are dropped, the next block has the number of the one that is missing.
-                    loose |= {add.name} if run is WHOLE else names.get(block, {add.name})
+                    contributing |= {add.name} if run is WHOLE else names.get(block, {add.name})
         for scalar, value in zip(scalars, values, strict=True):
             scalar.copy_(value)
-    return loose
+    return contributing
 
 
 def _check_in_double(
     model: nn.Module, inputs: Inputs, difference: float, expected: Sequence[Tensor], **options: Any
 ) -> None:
-    """Whether more than rounding changed: in float64 rounding vanishes, a mistake does not."""
+    """Raise if more than rounding changed: in float64 rounding errors vanish, a mistake does not."""
     name = type(model).__name__
     exact = math.inf
     if all(output.dtype is not torch.float64 for output in expected):
@@ -267,7 +268,7 @@ def _check_in_double(
             "its norms in a way that a scale and shift cannot keep: use keep_function=False"
         )
     warnings.warn(
-        f"{name} multiplies rounding errors: its outputs change by {difference:.1e} of the largest, "
-        f"in float64 by {exact:.1e}; a trained network does so less",
+        f"{name} amplifies rounding errors: its outputs change by {difference:.1e} of the largest, "
+        f"in float64 by {exact:.1e}; a trained network amplifies them less",
         stacklevel=4,
     )

@@ -50,7 +50,7 @@ class BranchScale(nn.Module):
         self.merge_bias = merge_bias
 
     def forward(self, branch: Tensor) -> Tensor:
-        """For a branch that no module of its own ends."""
+        """For a branch that does not end in a module."""
         return _scale(branch, self)
 
 

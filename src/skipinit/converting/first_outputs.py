@@ -1,4 +1,4 @@
-"""The first outputs of a converted network: not faded on the way, and near those of chance."""
+"""The first outputs of a converted network: the signal has not vanished, and the loss is near chance."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from .fresh import is_tied
 from .surgery import Surgery
 
 _VANISHED = 1e-3
-"""Standard deviation of outputs from which nothing is learned."""
+"""With outputs of a smaller standard deviation, a network does not learn."""
 _FIRST_OUTPUTS = 1.0
 """Standard deviation of the first outputs: the cross-entropy is within 1/2 of that of chance."""
 
 
 @torch.no_grad()
 def start_outputs(surgery: Surgery, inputs: Inputs) -> None:
-    """Start the classifier at zero, or as small as outputs of standard deviation 1 need it.
+    """Start the classifier at zero, or so small that the outputs have a standard deviation of at most 1.
 
-    One tied to an embedding is left.
+    A classifier that is tied to an embedding stays as it is.
     """
     model, flow, plan = surgery.model, surgery.flow, surgery.plan
     if plan.classifier_init == "he" or flow.classifier is None or flow.classifier not in surgery.selection:
@@ -35,14 +35,14 @@ def start_outputs(surgery: Surgery, inputs: Inputs) -> None:
     layer = model.get_submodule(flow.classifier)
     spread = _spread_of_output(layer, model, inputs)
     if spread < _VANISHED:
-        _brighten(surgery, inputs)
+        _restore_signal(surgery, inputs)
         spread = _spread_of_output(layer, model, inputs)
     if is_tied(layer, model):
         return
     if spread < _VANISHED:
         warnings.warn(
-            f"the signal fades on its way: the outputs have a standard deviation of {spread:.0e}; layers "
-            "that no skip leads around need their norms, exclude= keeps them",
+            f"the signal vanishes: the outputs have a standard deviation of {spread:.0e}; layers without a "
+            "skip around them need their norms, exclude= keeps them",
             stacklevel=4,
         )
     if plan.classifier_init == "zero":
@@ -51,10 +51,10 @@ def start_outputs(surgery: Surgery, inputs: Inputs) -> None:
         scale_weight(layer, _FIRST_OUTPUTS / spread)
 
 
-def _brighten(surgery: Surgery, inputs: Inputs) -> None:
-    """Where the signal fades, as in layers that no skip leads around: start them as their norms would have.
+def _restore_signal(surgery: Surgery, inputs: Inputs) -> None:
+    """Give layers outside of branches the scale that their norms gave them, where the signal vanishes.
 
-    The weights before a norm that is gone are scaled by what it would have divided by on these inputs.
+    The weights before each removed norm are divided by what the norm would have divided by on these inputs.
     """
     model, flow = surgery.model, surgery.flow
     removed = {change.module for change in surgery.changes if change.removed}
@@ -88,7 +88,7 @@ def _unit_spread(layers: Iterable[nn.Module], model: nn.Module, inputs: Inputs) 
         if not 0 < spread < math.inf:
             return output
         layer.get_parameter("weight").div_(spread)
-        return output / spread  # what the layers after it are to see
+        return output / spread  # The next layers get the rescaled output.
 
     with ExitStack() as hooks:
         for layer in layers:

@@ -13,7 +13,7 @@ from .surgery import Surgery
 
 @torch.no_grad()
 def start_fixup(surgery: Surgery, inputs: Inputs) -> None:
-    """Components 1 and 2."""
+    """Apply Fixup's components 1 (zeros) and 2 (scaling by depth)."""
     model, selection, classifier = surgery.model, surgery.selection, surgery.flow.classifier
     branches = [block.weights for block in surgery.blocks if block.weights]
     zeros = _zero_ends(surgery, inputs)
@@ -32,10 +32,11 @@ def start_fixup(surgery: Surgery, inputs: Inputs) -> None:
 
 
 def _zero_ends(surgery: Surgery, inputs: Inputs) -> set[str]:
-    """Zero as few of the last maps of each branch as make the branch zero; returns their weights.
+    """Zero as few of each branch's last maps as make the branch zero; returns their weights.
 
-    A sum needs both, a product one: were both zero, neither would ever learn. A gate's map is no help, since
-    sigmoid(0) = 1/2. Which ones suffice is found by trial: zero all, then give them back, the latest first.
+    A sum needs both maps at zero, a product only one: if both were zero, neither would ever learn. A gate's
+    map does not help, since sigmoid(0) = 1/2. Trial tells which maps are needed: zero all, then restore one
+    after another, the last one first.
     """
     model = surgery.model
     ends = {
@@ -59,9 +60,9 @@ def _zero_ends(surgery: Surgery, inputs: Inputs) -> set[str]:
     for block in never_zero:
         zeros -= set(several.pop(block)[:-1])
     for place in range(1, 1 + max(map(len, several.values()), default=0)):
-        given_back = {names[-place] for names in several.values() if place <= len(names)}
-        zeros -= given_back
-        zeros |= given_back.intersection(name for block in contributing() for name in several[block])
+        restored = {names[-place] for names in several.values() if place <= len(names)}
+        zeros -= restored
+        zeros |= restored.intersection(name for block in contributing() for name in several[block])
     apply()
     return zeros
 

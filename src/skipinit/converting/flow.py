@@ -34,11 +34,11 @@ class Block:
     weights: tuple[str, ...]
     """The weights of the branch's linear maps, in order."""
     ends: tuple[str, ...]
-    """Those of them that no other linear map follows: one, or one on each way that joins at the end."""
+    """Those that no other linear map follows: one, or one on each path that joins at the end."""
     returns_sum: bool
     """Whether the module that adds returns the sum, or the sum after one activation module."""
     other_sites: tuple[Site, ...] = ()
-    """Where the add is when training or evaluation takes another way through the source."""
+    """Where the add is in passes that run other lines of the source, as in training or evaluation."""
     site_is_shared: bool = False
     """Whether another block is at the same site when a loop drops layers."""
 
@@ -54,7 +54,7 @@ class Flow:
 
     blocks: tuple[Block, ...]
     norms: tuple[str, ...]
-    """Every module that normalizes, in order; frozen batch norms and the user's own types among them."""
+    """Every module that normalizes, in order, with frozen batch norms and the user's own types."""
     feeders: Mapping[str, str]
     """For a norm: the module whose linear map is its input, where nothing else uses that map's output."""
     overwritten: frozenset[str]
@@ -62,7 +62,7 @@ class Flow:
     several_inputs: frozenset[str]
     """Norms that take more than one tensor, such as a gate or a condition."""
     norms_on_skip: tuple[str, ...]
-    """Norms that the skip path itself goes through, as in post-norm blocks."""
+    """Norms on the skip path, as in post-norm blocks."""
     calls: Mapping[str, int]
     """How many calls of each module computed something."""
     classifier: str | None
@@ -70,7 +70,7 @@ class Flow:
     dense_outputs: tuple[str, ...]
     """The dense layers that compute one of its outputs each."""
     passes: tuple[Pass, ...] = (WHOLE,)
-    """Those that the model can do with these inputs, and that together meet every block in training."""
+    """Those that the model can do with these inputs; together they run every block in training."""
 
 
 def find_flow(model: nn.Module, inputs: Inputs, norm_types: tuple[type[nn.Module], ...]) -> Flow:
@@ -82,7 +82,7 @@ def find_flow(model: nn.Module, inputs: Inputs, norm_types: tuple[type[nn.Module
     for further in FURTHER:
         if further.mode == "training" and not (unseen or looped):
             break
-        with suppress(ConfigError), further.prepared(model):  # In training some models want targets.
+        with suppress(ConfigError), further.prepared(model):  # In training some models need targets.
             for number, site in _sites_elsewhere(flow, model, inputs, further):
                 others[number].add(site)
                 if further.mode == "training":
@@ -123,7 +123,7 @@ def _shared_paths(blocks: Sequence[Block]) -> set[tuple[str, Path]]:
 def _sites_elsewhere(
     flow: Flow, model: nn.Module, inputs: Inputs, further: Pass
 ) -> Iterator[tuple[int, Site]]:
-    """The number of each block that another pass meets, and where; blocks are known by their layers."""
+    """The number and the site of each block in another pass; its layers tell which block it is."""
     numbers: defaultdict[tuple[str, frozenset[str]], list[int]] = defaultdict(list)
     for number, block in enumerate(flow.blocks):
         numbers[block.add.module, frozenset(block.add.parameters)].append(number)
@@ -233,7 +233,7 @@ def _block(
 
 
 def _last_maps(add: TracedAdd) -> list[Node]:
-    """The linear maps on the branch from which a way without another one leads to the add, in order."""
+    """The linear maps of the branch from which a path without another one leads to the add, in order."""
     branch, found, waiting = set(add.paths.branch), set[Node](), [add.branch]
     while waiting:
         node = waiting.pop()
@@ -254,7 +254,7 @@ def _tails(
 
 
 def _maps(add: TracedAdd) -> frozenset[str]:
-    """What a block that runs again has in common: the parameters of its linear maps; its norms may differ."""
+    """The parameters of the branch's linear maps: those of a block that runs again, even with other norms."""
     maps = (name for node in add.paths.branch if node.kind is Kind.LINEAR for name in node.parameters)
     return frozenset(maps) or add.layers[1]
 
@@ -284,7 +284,7 @@ def _returns_sum(add: Node, users: Mapping[Node, list[Node]]) -> bool:
 
 
 def _dense_outputs(model: nn.Module, outputs: list[Node]) -> Iterator[str]:
-    """The dense layers that make an output each."""
+    """The dense layers that compute one of the outputs each."""
     for node in outputs:
         while node.kind not in (Kind.LINEAR, Kind.RESIDUAL) and len(node.parents) == 1:
             node = node.parents[0]

@@ -1,4 +1,7 @@
-"""Draw the weights of a model anew: variance 2 / fan-in for linear maps (section 2.3), own rules else."""
+"""Draw the weights of a model anew: variance 2 / fan-in for linear maps (section 2.3).
+
+Other layers are drawn by their own `reset_parameters`.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +24,10 @@ from .removal import is_norm
 
 @dataclass(frozen=True)
 class Drawn:
-    """What became of the weights."""
+    """What was drawn, and what was not."""
 
     by_own_rule: list[str]
-    """Layers that started by their own rule."""
+    """Layers that their own function initialized."""
     kept: list[str]
     """Parameters that no rule covers."""
     unfrozen: list[str]
@@ -32,7 +35,7 @@ class Drawn:
 
 
 def draw_weights(model: nn.Module, selection: Selection, plan: Plan, classifier: str | None) -> Drawn:
-    """He for every linear map, biases 0, and a layer's own `reset_parameters` for what else has one.
+    """He for every linear map, biases 0; other layers by their own `reset_parameters`, if they have it.
 
     Embeddings are kept, and dense layers that share their weight: how large a table's entries are is part of
     a model's design. What is drawn anew has to train, also where the given model had it frozen.
@@ -69,7 +72,7 @@ def draw_weights(model: nn.Module, selection: Selection, plan: Plan, classifier:
 
 
 def _own_rule(module: nn.Module) -> Callable[[], Any] | None:
-    """The function by which the layer starts, where it has one that wants no arguments."""
+    """The function that initializes the layer, if there is one that needs no arguments."""
     if isinstance(module, nn.MultiheadAttention):
         return module._reset_parameters
     rule = getattr(module, "reset_parameters", None)
@@ -84,7 +87,7 @@ def _own_rule(module: nn.Module) -> Callable[[], Any] | None:
 
 @torch.no_grad()
 def _apply(rule: Callable[[], Any], name: str, module: nn.Module) -> None:
-    """For the layer alone: those in it have rules of their own, or are excluded."""
+    """Initialize the layer's own parameters. Layers inside it have their own rules, or are excluded."""
     inside = [parameter for child in module.children() for parameter in child.parameters()]
     values = [parameter.clone() for parameter in inside]
     try:
@@ -123,7 +126,7 @@ def _check_drawable(name: str, layer: nn.Module, plan: Plan, zero: bool) -> None
 
 @torch.no_grad()
 def _takes_values(layer: nn.Module) -> bool:
-    """Whether the weight is what it is set to, but for its scale, which a spectral norm settles itself."""
+    """Whether the weight takes the values it is set to, up to a factor, which spectral norm chooses."""
     old = cast(Tensor, layer.weight)
     value = torch.randn(old.shape, generator=torch.Generator().manual_seed(0)).to(old)
     try:

@@ -1,4 +1,4 @@
-"""How a forward pass uses the norms: which there are, what each is fed by, and which are on a skip path."""
+"""How a forward pass uses norms: which it runs, which layer feeds each, and which are on a skip path."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def norms_on_skip(adds: Sequence[TracedAdd], norms: set[str]) -> tuple[str, ...]
             found.append(add.skip.module)
         if not any(node.kind is Kind.LINEAR for node in add.paths.skip):
             found.extend(node.module for node in add.paths.skip if node.module in norms)
-    within = {node.module for add in adds for node in add.paths.branch}  # Of a block around the add.
+    within = {node.module for add in adds for node in add.paths.branch}  # Branches of blocks around the add.
     return tuple(dict.fromkeys(name for name in found if name not in within))
 
 

@@ -1,4 +1,4 @@
-"""The ways through a model's forward, which may differ: no layer dropped, in evaluation, in training."""
+"""The forward passes that a conversion looks at: no layer dropped, in evaluation, in training."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import nn
 from ..probing.forward import Mode, preserve_state
 
 _DRAWS = 8
-"""Passes in training at most: layers may be dropped at random, and each should be seen once."""
+"""Most passes in training. Layers may be dropped at random; several passes let each of them run."""
 
 
 @dataclass(frozen=True)
@@ -24,13 +24,13 @@ class Pass:
 
     mode: Mode
     seed: int | None = None
-    """Of what the model draws; None: as the generators stand."""
+    """Seed of the random generators; None: they are not seeded."""
 
     @contextmanager
     def prepared(self, model: nn.Module) -> Iterator[None]:
-        """Run the body with generators that start at the seed; the model and they are left as they were.
+        """Run the body with seeded generators; afterwards the generators and the model are as before.
 
-        What the model warns of, it does so in the first pass.
+        Warnings of the model are ignored, because the first pass has shown them.
         """
         if self.seed is None:
             yield
@@ -59,7 +59,7 @@ def seeded_torch(model: nn.Module, seed: int | None) -> Iterator[None]:
 
 
 def _seed_torch(model: nn.Module, seed: int) -> None:
-    """Of the devices that the model is on, since only theirs are restored."""
+    """Seed the generators of the CPU and of the model's devices: only these are restored."""
     torch.default_generator.manual_seed(seed)
     for device in _cuda_devices(model):
         torch.cuda.default_generators[device].manual_seed(seed)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 ClassifierStart = Literal["small", "he", "zero"]
 Choice = Union[str, "type[nn.Module]"]
-"""A module by its qualified name, in which * stands for anything, or modules by their type."""
+"""A module by its qualified name, in which * matches any text, or modules by their type."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,9 @@ def make_plan(
             f"classifier_init {classifier_init!r} is not allowed; it must be {', '.join(starts)}"
         )
     if keep_function or found.fixup or found.merge != "scale":
-        classifier_init = "he"  # Kept, zero by Fixup, or for comparison alone.
+        classifier_init = (
+            "he"  # The classifier is kept, or Fixup zeroes it, or the scheme is for comparison only.
+        )
     start = 1.0 if keep_function or found.alpha is None else found.alpha
     biased = found.conv_biases != "never" if biases is None else biases
     first = start if alpha is None else float(alpha)
@@ -96,7 +98,7 @@ def _changes_function(scheme: Scheme) -> bool:
 
 @dataclass(frozen=True)
 class Selection:
-    """Everything outside `exclude` and, if `only` names something, inside it; with all that lies within."""
+    """The modules that may change: outside of `exclude` and, if `only` is given, inside of `only`."""
 
     model: nn.Module
     exclude: tuple[Choice, ...]
@@ -104,14 +106,14 @@ class Selection:
 
     def __contains__(self, name: str) -> bool:
         names = list(outwards(name))
-        return not self._means(names, self.exclude) and (not self.only or self._means(names, self.only))
+        return not self._matched(names, self.exclude) and (not self.only or self._matched(names, self.only))
 
-    def _means(self, names: Sequence[str], choices: Sequence[Choice]) -> bool:
+    def _matched(self, names: Sequence[str], choices: Sequence[Choice]) -> bool:
         return any(_matches(self.model, name, choice) for name in names for choice in choices)
 
 
 def _matches(model: nn.Module, name: str, choice: Choice) -> bool:
-    """Whether the module of that name is meant."""
+    """Whether the choice is, or includes, the module of that name."""
     if isinstance(choice, str):
         return fnmatchcase(name, choice)
     return isinstance(model.get_submodule(name), choice)
@@ -120,7 +122,7 @@ def _matches(model: nn.Module, name: str, choice: Choice) -> bool:
 def make_selection(
     model: nn.Module, exclude: Choice | Sequence[Choice], only: Choice | Sequence[Choice]
 ) -> Selection:
-    """Check that each choice means something."""
+    """The selection; raises if a choice matches no module."""
     from torch import nn
 
     names = [name for name, _ in model.named_modules()]
@@ -140,12 +142,12 @@ def make_selection(
 
 
 def as_choices(given: object) -> tuple[Any, ...]:
-    """What an option lists that takes one thing or several; what it is, is checked by its owner."""
+    """The values of an option that takes one value or several; the caller checks them."""
     return tuple(given) if isinstance(given, Iterable) and not isinstance(given, (str, type)) else (given,)
 
 
 def outwards(name: str) -> Iterator[str]:
-    """The module itself and all around it, up to the model."""
+    """The name of the module and of each module around it, up to the model."""
     while name:
         yield name
         name = name.rpartition(".")[0]

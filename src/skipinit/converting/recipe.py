@@ -2,7 +2,7 @@
 
 Nothing bounds the size of a step through an unnormalized network. At a rate that suits batch norm a few large
 gradients end in dead units, and the loss stays at chance. So the recipe bounds the step, and `find_rate`
-measures the rate. It knows nothing of data: the user brings batches and a loss.
+measures the rate. The user provides batches and a loss.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from ..probing.forward import arguments_of, check_model, preserve_state
 
 Loss = Callable[[Any, Any], Tensor]
 _CHECKED = 50
-"""Steps between two looks at the loss."""
+"""Steps between two checks of the loss."""
 _STUCK_WITHIN = 0.02
-"""Of the loss of chance: fluctuation, not progress."""
+"""A relative distance from the loss of chance that is fluctuation, not progress."""
 _LOWEST, _HIGHEST = -12, 3
 """The rates that are searched, as powers of 2."""
 
@@ -44,7 +44,7 @@ class Recipe:
     clip_norm: float
     classes: int | None
     losses: list[float] = field(default_factory=list, repr=False)
-    """Of every step so far."""
+    """The loss of every step so far."""
 
     def step(self, loss: Tensor) -> float:
         """Clear the gradients, go backward, clip the gradient and update; returns the loss.
@@ -81,10 +81,10 @@ def recipe(
     Args:
         model: a network, such as `convert(...).model`.
         rate: the learning rate; `find_rate` measures it.
-        steps: how many there will be; if given, the rate falls to 0 along half a cosine.
-        classes: of a classifier, so that a loss that stays at chance, ln(classes), is noticed.
+        steps: number of training steps; if given, the rate falls to 0 along half a cosine.
+        classes: number of classes; if given, a warning says when the loss stays at chance, ln(classes).
         weight_decay: L2 on the weights of layers, `l2_parameters`; scalars, biases and embeddings have none.
-        momentum: of SGD.
+        momentum: momentum of SGD.
         clip_norm: the largest norm of the gradient of a step.
         warm_up: steps over which the rate rises from 0.
     """
@@ -151,7 +151,7 @@ class RateSearch:
     """The result of `find_rate`."""
 
     rate: float
-    """The one with the lowest loss, or half of it where twice that rate diverged."""
+    """The rate with the lowest loss, or half of it if twice that rate diverged."""
     losses: dict[float, float]
     """For each rate, the mean loss over the last tenth of its steps; infinity where it diverged."""
     steps: int
@@ -191,9 +191,9 @@ def find_rate(
     """The learning rate, a power of 2, at which `recipe` brings the loss down most in a few steps.
 
     Copies of the model train on the same batches at rates a factor 2 apart, up and down from 2^-4, until the
-    loss rises on both sides. Each is a whole training in little, whose rate rises and falls to 0: the best
-    rate of such a schedule hardly depends on its length, while the best constant rate falls with it. The
-    model and the random generators are as before.
+    loss rises on both sides. Each training is short but has a whole schedule: the rate rises and falls to 0.
+    The best rate of such a schedule hardly depends on its length, while the best constant rate falls with it.
+    The model and torch's random generators do not change.
 
     Args:
         model: a network, such as `convert(...).model`.
@@ -201,8 +201,8 @@ def find_rate(
             the first if there are fewer. Inputs that are a tuple are arguments, those that are a dictionary
             keyword arguments.
         loss: a function of the model's output and the targets.
-        steps: for each rate.
-        options: those of `recipe`, but for its `steps`; the warm-up is a fifth of the steps by default.
+        steps: number of training steps at each rate.
+        options: options of `recipe`, except `steps`; the warm-up is a fifth of the steps by default.
     """
     check_model(model)
     _require("steps", steps, _is_count(steps, 1), "a whole number, 1 or more")
@@ -229,12 +229,12 @@ def find_rate(
     if not math.isfinite(tried[best]):
         raise SkipinitError(f"{type(model).__name__} diverges at every rate down to 2^{_LOWEST}")
     if math.isinf(tried.get(best + 1, 0.0)) and best > _LOWEST:
-        best -= 1  # A longer training stays near its peak for longer, so what nearly diverged may do so.
+        best -= 1  # A longer training stays near its largest rate for longer, and may diverge there.
     return RateSearch(2.0**best, {2.0**power: value for power, value in tried.items()}, steps)
 
 
 def _pairs(batches: Any, count: int) -> list[tuple[Any, Any]]:
-    """The first batches, if they are pairs."""
+    """The first batches; raises if they are not pairs."""
     pairs = "pairs of inputs and targets, [(inputs, targets), ...] or a data loader"
     if isinstance(batches, Tensor) or not (hasattr(batches, "__iter__") or hasattr(batches, "__getitem__")):
         raise ConfigError(f"batches is a {type(batches).__name__}; give {pairs}")
@@ -248,7 +248,7 @@ def _pairs(batches: Any, count: int) -> list[tuple[Any, Any]]:
 
 
 def _loss_of(loss: Loss, output: Any, targets: Any) -> Tensor:
-    """The loss; the default one is explained where it does not fit."""
+    """The loss; if the default one does not fit the output, the error says so."""
     if loss is not nn.functional.cross_entropy:
         return loss(output, targets)
     if not isinstance(output, Tensor):
@@ -269,7 +269,7 @@ def _train_copy(
     steps: int,
     options: dict[str, Any],
 ) -> list[float]:
-    """The loss of each step; infinity ends them where it diverges."""
+    """The loss of each step; if the training diverges, the last one is infinity."""
     trained = copy.deepcopy(model).train()
     trainer = recipe(trained, rate, steps=steps, **options)
     with torch.enable_grad(), warnings.catch_warnings():

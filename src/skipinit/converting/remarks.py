@@ -1,4 +1,4 @@
-"""What a conversion says of the exceptions: what was left, and what contributes from the start."""
+"""The warnings of a conversion: what was left, and which branches contribute from the start."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .plan import Plan
 from .surgery import Surgery
 
 _NAMED = 6
-"""Names with the same reason that a message lists at most."""
+"""A message lists at most so many names with the same reason."""
 
 
 def listed(reasons: Mapping[str, str]) -> str:
@@ -33,14 +33,14 @@ def warn_of_exceptions(
     surgery: Surgery,
     left: Mapping[str, str],
     plan: Plan,
-    ungoverned: Iterable[str],
+    contributing_at_zero: Iterable[str],
 ) -> None:
     """Warn of what matters for training."""
     if surgery.on_site and not any(run.mode == "training" for run in flow.passes):
         unchecked = dict.fromkeys((block.add.name for block in surgery.on_site), "")
         warnings.warn(
-            f"{after.model} takes no such inputs in training mode, so what it adds there is not checked: "
-            f"{listed(unchecked)} may lose their scalars if that is another line of the source",
+            f"{after.model} does not take these inputs in training mode, so its adds are not checked there: "
+            f"{listed(unchecked)} may have no scalar in training, if another line of the source adds then",
             stacklevel=3,
         )
     if plan.keep_function:
@@ -54,25 +54,25 @@ def warn_of_exceptions(
         return
     if surgery.unfrozen:
         warnings.warn(
-            f"{listed(dict.fromkeys(surgery.unfrozen, ''))}: frozen before, drawn anew, and set to train; "
-            "exclude= keeps frozen layers as they are, keep_function what the whole model computes",
+            f"{listed(dict.fromkeys(surgery.unfrozen, ''))}: were frozen; now they are drawn anew and train. "
+            "exclude= keeps frozen layers as they are, keep_function=True keeps what the model computes",
             stacklevel=3,
         )
     started = plan.scheme.fixup or plan.classifier_init != "he"
     if started and flow.classifier is None and flow.dense_outputs:
         warnings.warn(
-            f"{after.model} returns several tensors, so no one dense layer makes the output: "
+            f"{after.model} returns several tensors, so it is not clear which dense layer classifies: "
             f"{listed(dict.fromkeys(flow.dense_outputs, ''))} started by He, not at zero or small; "
-            "scale what makes your logits yourself",
+            "scale the layer that computes your logits yourself",
             stacklevel=3,
         )
     removed = {change.module for change in surgery.changes if change.removed}
     on_skip = dict.fromkeys((name for name in flow.norms_on_skip if name in removed), "")
     if on_skip:
         warnings.warn(
-            f"{listed(on_skip)}: the skip path went through these norms, where none should be, since there "
-            "they do not bias blocks towards the identity (paper, section 7); they were removed, and "
-            "the blocks are x + alpha f(x) now, another architecture than the one that was tuned",
+            f"{listed(on_skip)}: the skip path went through these norms, where they do not bias blocks "
+            "towards the identity (paper, section 7); they were removed, and the blocks are x + alpha f(x) "
+            "now: a different architecture, which may need different hyperparameters",
             stacklevel=3,
         )
     doubtful = {block.add.name: block.add.doubt for block in surgery.blocks if block.add.doubt}
@@ -81,19 +81,21 @@ def warn_of_exceptions(
         warnings.warn(f"{listed(shown)}; scaled as blocks, exclude= leaves them alone", stacklevel=3)
     if plan.scheme.merge == "scale" and (plan.alpha == 0 or plan.scheme.fixup):
         chosen = {block.add.name for block in surgery.chosen}
-        loose = {r.name: f"{r.branch_share:.0%}" for r in after.rows if r.branch_share and r.name in chosen}
+        contributing = {
+            r.name: f"{r.branch_share:.0%}" for r in after.rows if r.branch_share and r.name in chosen
+        }
         known = {block.add.name for block in flow.blocks}
-        for name in ungoverned:
+        for name in contributing_at_zero:
             if name not in known and name.partition("#")[0] in surgery.selection:
-                loose[name] = "in training"
+                contributing[name] = "in training"
         if after.first_nonfinite in chosen:
-            loose[after.first_nonfinite] = "NaN or infinity"
+            contributing[after.first_nonfinite] = "NaN or infinity"
         origin, end = (
             ("Fixup's", "dense layer or convolution") if plan.scheme.fixup else ("SkipInit's", "module")
         )
-        if loose:
+        if contributing:
             warnings.warn(
-                f"branches that contribute from the start, unlike {origin}: {listed(loose)}; a deep "
+                f"branches that contribute from the start, unlike {origin}: {listed(contributing)}; a deep "
                 f"network may not train: end each in a {end} of its own that is used nowhere else",
                 stacklevel=3,
             )

@@ -1,4 +1,4 @@
-"""Take the norms out of a model: leave them out, or put what they compute in evaluation in their place."""
+"""Remove the norms of a model, or replace each by what it computes in evaluation mode."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class NormRemoval:
         self.changes: list[Change] = []
         self.left: dict[str, str] = {}
         """The norms that stayed, except those that the user excluded: name and reason."""
-        # A block inside another comes first in time; its norms are its own.
+        # A block inside another one runs first, and its norms belong to it alone.
         self.blocks = {
             norm: block.add.name
             for block in reversed(flow.blocks)
@@ -83,7 +83,7 @@ class NormRemoval:
                     setattr(parent, name, replacements[child])
 
     def stays(self, name: str, norm: nn.Module) -> str:
-        """The reason why the norm stays; empty if it goes."""
+        """Why the norm stays; empty if it is removed."""
         kind = type(norm).__name__
         if name in self.flow.several_inputs:
             return f"{kind} takes several tensors, so it is more than a norm"
@@ -124,7 +124,7 @@ class NormRemoval:
 
 
 def _keep_attributes(norm: nn.Module, layer: nn.Module) -> None:
-    """A forward may ask a norm's weight for its dtype or device; none of this is saved or trained."""
+    """Buffers instead of the norm's parameters, neither saved nor trained: a forward may read their dtype."""
     for name, parameter in norm.named_parameters(recurse=False):
         if not hasattr(layer, name):
             layer.register_buffer(name, parameter.detach().new_ones(()), persistent=False)

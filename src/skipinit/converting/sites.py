@@ -1,4 +1,4 @@
-"""Scale a branch at the add itself, where no module of its own ends it: a sum, a gate, a function.
+"""Scale a branch at the add itself, if it does not end in a module: a sum, a gate, a function.
 
 A residual add is identified by its place in the source: the call path from the forward of the module that
 adds to the expression. That forward then runs under a mode that multiplies the branch operand of the
@@ -36,7 +36,7 @@ _FUNCTIONS = {
 } | {"__add__", "__radd__", "__iadd__", "__sub__", "__isub__"}
 
 _OUT_OF_PLACE = {"__add__", "__radd__", "__sub__"}
-# The forward of an extension, and what `torch.compiler.disable` and autograd functions put around a function.
+# Not the model's code: extensions, and what `torch.compiler.disable` and autograd put around functions.
 _NOT_THE_MODELS = (f"{__package__}.", "torch._dynamo", "torch._compile", "torch.autograd")
 _CHECKPOINT = "torch.utils.checkpoint"
 
@@ -50,14 +50,14 @@ class Site:
     path: Path
     """From the expression outwards to the module's forward: function, line within it, column."""
     hit: int
-    """Which time in one call of the module the expression is met, from 0; a loop meets it often."""
+    """How often the expression ran before in this call of the module; in a loop, more than 0 times."""
     operation: str
     operand: int
     """Which operand is the branch: 0 or 1."""
 
     @property
     def is_recomputed(self) -> bool:
-        """Whether the backward pass runs the expression again by itself, outside of the module's forward."""
+        """Whether the backward pass recomputes the expression outside of the module's forward."""
         return _CHECKPOINT in self.path
 
 
@@ -78,7 +78,7 @@ def call_path(frame: FrameType | None) -> tuple[Path, nn.Module | None]:
 
 @cache
 def _place(code: CodeType, instruction: int) -> str:
-    """Relative to the function, so that edits above it in the file do not matter."""
+    """The line is relative to the function, so that edits above it in the file do not matter."""
     line, _, column, _ = next(islice(code.co_positions(), instruction // 2, None))
     return f"{code.co_qualname}:{(line or 0) - code.co_firstlineno}:{column}"
 
@@ -117,7 +117,7 @@ class ScaledAdds(nn.Module):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Frames tell which addition it is; a compiler has none, so it leaves this module out."""
+        """The call stack tells which addition it is. Compiled code has none: compilers skip this module."""
         if any(isinstance(arg, Proxy) for arg in (*args, *kwargs.values())):
             raise SkipinitError(
                 f"{_class_name(self)} scales its branch at the add, which torch.fx cannot trace; "
@@ -144,7 +144,7 @@ class _Scaling(TorchFunctionMode):
                 hits = self.module.branch_sites.get(path)
                 hit = self.hits[path]
                 self.hits[path] += 1
-                # A loop that runs longer than it did at the conversion goes on with its last scale.
+                # A loop that runs longer than during the conversion uses its last scale again.
                 found = hits and hits.get(min(hit, max(hits)))
                 if found:
                     scale = self.module.branch_scales[found[0]]
@@ -152,7 +152,7 @@ class _Scaling(TorchFunctionMode):
         return function(*args, **kwargs)
 
     def _check_recomputation(self, path: Path) -> None:
-        """Raise at an add that the backward pass will run again where no mode scales it."""
+        """Raise if the backward pass will recompute this add, because it would do so without the scale."""
         if _CHECKPOINT in path and path[0] in {site[0] for site in self.module.branch_sites}:
             raise SkipinitError(
                 f"{_class_name(self.module)} checkpoints its own add, which is then recomputed without the "
@@ -177,7 +177,7 @@ def _add(
     if not in_place or site.operand == 1:
         args, kwargs = _scale_operand(site, scale, args, kwargs)
         return function(*args, **kwargs)
-    # The branch itself is written into: its old value is needed to learn the scale.
+    # The add writes into the branch, and the gradient of the scale needs the old value.
     branch = args[0]
     return branch.copy_(function(scale(branch.clone()), *args[1:], **kwargs))
 

@@ -1,4 +1,4 @@
-"""Change a copy of a model: norms out, scalars and biases in. The model's own forward is not changed."""
+"""Change a copy of a model: remove norms, add scalars and biases. The model's own forward stays the same."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Surgery:
         self.kept: list[str] = []
         """The parameters that were not drawn anew, though the rest was."""
         self.unfrozen: list[str] = []
-        """Those that were, and therefore train now."""
+        """Parameters that were frozen and were drawn anew: they train now."""
         self.chosen = [block for block in flow.blocks if block.add.module in selection]
         scaled = plan.scheme.merge == "scale"
         self.on_tail, self.on_site, self.unscaled = list[Block](), list[Block](), list[Block]()
@@ -131,7 +131,7 @@ class Surgery:
         remaining = dict(self.model.named_parameters())
         with torch.no_grad():
             for block in self.blocks:
-                scale = block.add.scale  # The new scalar takes over its role; a norm's scale went with it.
+                scale = block.add.scale  # The new scalar replaces it. (If it belonged to a norm, it is gone.)
                 if scale is not None and scale in remaining:
                     remaining[scale].fill_(1.0)
                     kept = [name for name in kept if name != scale]
