@@ -86,7 +86,7 @@ OPTIONS = {
     "biases 'yes' is not allowed; it must be True, False or None": {"biases": "yes"},
     "dropout 1 is not allowed": {"scheme": "regularized-skipinit", "dropout": 1},
     "seed 'one' is not allowed": {"seed": "one"},
-    "classifier_init 'tiny' is not allowed; it must be small, he, zero": {"classifier_init": "tiny"},
+    "classifier_init 'tiny' is not allowed; it must be one of small, he, zero": {"classifier_init": "tiny"},
     "exclude 'layer9' matches no module of ResNet18": {"exclude": "layer9"},
     "only LSTM matches no module of ResNet18": {"only": (nn.LSTM,)},
     "exclude 3 is neither the name nor the type of a module": {"exclude": [3]},
@@ -145,6 +145,12 @@ def test_option_is_refused_in_one_line(message):
     assert_refused(ResNet18(), IMAGES, message, **OPTIONS[message])
     with pytest.raises(ConfigError):
         convert(ResNet18(), IMAGES, **OPTIONS[message])
+
+
+@pytest.mark.parametrize("options", [{"exclude": "*"}, {"only": "fc"}])
+def test_a_selection_without_norms_and_residual_adds_is_refused(options):
+    message = "ResNet18: exclude= and only= leave no norm and no residual add to convert"
+    assert_refused(ResNet18(), IMAGES, message, **options)
 
 
 def test_divide_sqrt2_is_refused_where_the_sum_is_out_of_reach():

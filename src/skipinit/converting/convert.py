@@ -100,7 +100,7 @@ def convert(
     if not keep_function:
         disable_inplace(prepared)
     flow = find_flow(prepared, inputs, norm_types)
-    _check_flow(prepared, flow, keep_function)
+    _check_flow(prepared, flow, selection, keep_function)
     mode: Mode = "evaluation" if keep_function else "whole"
     before = measure(prepared, inputs, mode)
     expected = finite_outputs(prepared, inputs) if keep_function else []
@@ -203,7 +203,7 @@ def _copy(model: nn.Module) -> nn.Module:
         raise SkipinitError(reason) from error
 
 
-def _check_flow(model: nn.Module, flow: Flow, keep_function: bool) -> None:
+def _check_flow(model: nn.Module, flow: Flow, selection: Selection, keep_function: bool) -> None:
     name = type(model).__name__
     if not flow.blocks:
         raise SkipinitError(f"{name} has no residual add, x + f(x) with layers in f: nothing to scale")
@@ -212,6 +212,8 @@ def _check_flow(model: nn.Module, flow: Flow, keep_function: bool) -> None:
             f"{name} has no normalization that these inputs reach: there is nothing to remove; name types of "
             "your own with norms="
         )
+    if not any(name in selection for name in (*flow.norms, *(block.add.module for block in flow.blocks))):
+        raise SkipinitError(f"{name}: exclude= and only= leave no norm and no residual add to convert")
     if keep_function and not any(is_batch_norm(model.get_submodule(norm)) for norm in flow.norms):
         kind = type(model.get_submodule(flow.norms[0])).__name__
         raise SkipinitError(

@@ -67,7 +67,7 @@ def make_plan(
     starts = get_args(ClassifierStart)
     if classifier_init not in starts:
         raise ConfigError(
-            f"classifier_init {classifier_init!r} is not allowed; it must be {', '.join(starts)}"
+            f"classifier_init {classifier_init!r} is not allowed; it must be one of {', '.join(starts)}"
         )
     if keep_function or found.fixup or found.merge != "scale":
         classifier_init = (
