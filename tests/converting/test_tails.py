@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from skipinit import convert
+from skipinit import Add, convert
 from support.convert_models import scalars
 from support.probe_models import vectors
 
@@ -93,7 +93,7 @@ class Loop(nn.Module):
 
 def test_blocks_of_a_loop_that_drops_layers_are_left_and_named():
     # The second block is at the first hit of the line when the first is dropped: whose scalar would it get?
-    left = r"Loop, Loop#2, Loop#3, Loop#4 \(its loop drops layers in training"
+    left = r"Loop, Loop#2, Loop#3, Loop#4 \(its add cannot be told from those of other blocks"
     with pytest.warns(UserWarning, match=left), pytest.warns(UserWarning, match="contribute from the start"):
         conversion = convert(Loop(drop=0.1), X)
     assert not scalars(conversion.model)
@@ -102,3 +102,22 @@ def test_blocks_of_a_loop_that_drops_layers_are_left_and_named():
 
 def test_blocks_of_a_loop_that_drops_none_have_a_scalar_each():
     assert len(scalars(convert(Loop(drop=0.0), X, strict=True).model)) == 4
+
+
+class SharedAdd(Loop):
+    """The blocks share the module that adds."""
+
+    def __init__(self) -> None:
+        super().__init__(drop=0.0)
+        self.add = Add()
+
+    def forward(self, x):
+        for norm, layer in zip(self.norms, self.layers, strict=True):
+            x = self.add(x, torch.tanh(layer(norm(x))))
+        return self.head(x)
+
+
+def test_blocks_that_share_the_module_that_adds_are_left_and_named():
+    left = r"add, add#2, add#3, add#4 \(its add cannot be told from those of other blocks"
+    with pytest.warns(UserWarning, match=left), pytest.warns(UserWarning, match="contribute from the start"):
+        assert not scalars(convert(SharedAdd(), X).model)

@@ -40,7 +40,7 @@ class Block:
     other_sites: tuple[Site, ...] = ()
     """Where the add is in passes that run other lines of the source, as in training or evaluation."""
     site_is_shared: bool = False
-    """Whether another block is at the same site when a loop drops layers."""
+    """Whether other blocks are at the same site: a loop drops layers, or blocks share the adding module."""
 
     @property
     def is_recomputed(self) -> bool:
@@ -112,7 +112,7 @@ def _has_loop(blocks: Sequence[Block]) -> bool:
 
 
 def _shared_paths(blocks: Sequence[Block]) -> set[tuple[str, Path]]:
-    """The paths at which different passes meet different blocks at the same hit."""
+    """The paths at which one hit belongs to different blocks."""
     layers: defaultdict[tuple[str, Path, int], set[tuple[str, ...]]] = defaultdict(set)
     for block in blocks:
         for site in _sites_of(block):

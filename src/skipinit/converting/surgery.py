@@ -230,5 +230,6 @@ def _why_unscaled(block: Block) -> str:
     if block.is_recomputed:
         return f"its add is checkpointed by its own module; checkpoint the module as a whole, or {own}"
     if block.site_is_shared:
-        return f"its loop drops layers in training, so nothing tells its add from the next; {own}"
+        why = "a loop that drops layers, or a module that blocks share"
+        return f"its add cannot be told from those of other blocks ({why}); {own}"
     return f"its branch cannot be scaled from outside; {own}"
