@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from skipinit import convert
+from skipinit.converting.norm_uses import norm_calls
 from skipinit.errors import SkipinitError
 from support.convert_models import scalars
 from support.probe_models import vectors
@@ -80,3 +81,11 @@ class Sized(nn.Module):
 def test_a_forward_that_fails_without_its_norms_is_refused_in_one_line():
     with pytest.raises(SkipinitError, match=r"Sized: its forward fails without its norms \(Identity.forward"):
         convert(Sized(), X)
+
+
+def test_writes_into_the_output_of_a_norm_are_counted_without_its_values():
+    net = nn.Sequential(nn.LayerNorm(6), nn.ReLU(inplace=True), nn.LayerNorm(6))
+    with norm_calls(net) as calls:
+        net(X)
+    assert {name: call.output._version - call.version for name, call in calls.items()} == {"0": 1, "2": 0}
+    assert all(call.output.untyped_storage().nbytes() == 0 for call in calls.values())

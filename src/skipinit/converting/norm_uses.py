@@ -37,10 +37,11 @@ class NormCall(NamedTuple):
     """The last call of a norm."""
 
     output: Tensor
+    """An empty tensor that shares the output's version, which counts the writes into it."""
     version: int
-    """That of the output at that time: torch counts the writes into a tensor."""
+    """The version at the end of the call."""
     tensors: int
-    """How many it was given."""
+    """How many tensors the norm was given."""
 
 
 @contextmanager
@@ -50,7 +51,9 @@ def norm_calls(model: nn.Module) -> Iterator[dict[str, NormCall]]:
 
     def keep(name: str, given: tuple[Any, ...], output: Any) -> None:
         if isinstance(output, Tensor):
-            calls[name] = NormCall(output, output._version, sum(1 for _ in tensors_in(given)))
+            counter = output.detach()
+            counter.data = output.new_empty(0)  # The values need not stay in memory.
+            calls[name] = NormCall(counter, output._version, sum(1 for _ in tensors_in(given)))
 
     with ExitStack() as hooks:
         for name, module in model.named_modules():
