@@ -117,7 +117,8 @@ class Tracer(TorchDispatchMode):
             self._calls.append(ModuleCall(module, self._names[module], self._order))
 
     def _leave_module(self, module: nn.Module, *_: Any) -> None:
-        if module in self._names:
+        # The call of the model itself began before a watch opened its trace.
+        if module in self._names and len(self._calls) > 1:
             self._calls.pop()
 
     def __torch_dispatch__(
