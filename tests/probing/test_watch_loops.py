@@ -64,3 +64,23 @@ def test_two_watches_at_once_see_what_each_sees_alone(name):
     first.stop()
     second.stop()
     assert [first.report(), second.report()] == alone
+
+
+@pytest.mark.parametrize(
+    ("size", "dtype"), [(1e-30, torch.float32), (1e30, torch.float32), (1e140, torch.float64)]
+)
+def test_tiny_and_huge_gradients_keep_their_size(size, dtype):
+    """Gradients and updates of a loss times a number are that many times as large."""
+    model, twin = make().to(dtype), make().to(dtype)
+    F.cross_entropy(twin(BATCH.to(dtype)), TARGETS).backward()
+    with watch(model, every=1) as watching:
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        (size * F.cross_entropy(model(BATCH.to(dtype)), TARGETS)).backward()
+        optimizer.step()
+    for row, block in zip(watching.report().measurements[0].rows, twin, strict=True):
+        gradients = torch.cat([p.grad.double().flatten() for p in block.parameters()])
+        assert row.parameter_gradient_norm == pytest.approx(size * float(gradients.norm()), rel=1e-4)
+        if size > 1:  # A tiny update is lost in the rounding of the weights.
+            weights = torch.cat([p.detach().double().flatten() for p in block.parameters()])
+            wanted = size * float(gradients.norm() / weights.norm())
+            assert row.update_ratio == pytest.approx(wanted, rel=1e-4)

@@ -8,6 +8,7 @@ until `fetch`, which copies one vector.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -142,18 +143,19 @@ def _scale(values: Tensor) -> Tensor:
 
 
 def _norm(tensor: Tensor) -> Tensor:
+    """In float64: squares of float32 values overflow from 1e19 on and vanish below 1e-22."""
     values = tensor.detach()
     if values.is_sparse:
         values = values.coalesce().values()
-    precise = torch.promote_types(values.dtype, torch.float32)
-    norm: Tensor = torch.linalg.vector_norm(values, dtype=precise)
+    wide = torch.promote_types(values.dtype, torch.float64)
+    norm: Tensor = torch.linalg.vector_norm(values, dtype=wide)
     return norm
 
 
 def _total(kind: str, parameters: Iterable[str], norms: dict[tuple[str, str], float]) -> float | None:
     """The norm over several parameters."""
     found = [norms[kind, name] for name in parameters if (kind, name) in norms]
-    return sum(norm**2 for norm in found) ** 0.5 if found else None
+    return math.hypot(*found) if found else None
 
 
 def _ratio(parameters: Sequence[str], norms: dict[tuple[str, str], float]) -> float | None:
