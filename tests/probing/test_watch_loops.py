@@ -84,3 +84,42 @@ def test_tiny_and_huge_gradients_keep_their_size(size, dtype):
             weights = torch.cat([p.detach().double().flatten() for p in block.parameters()])
             wanted = size * float(gradients.norm() / weights.norm())
             assert row.update_ratio == pytest.approx(wanted, rel=1e-4)
+
+
+class Lookahead(torch.optim.Optimizer):
+    """Half of what the optimizer inside it does."""
+
+    def __init__(self, inner):
+        self.inner = inner
+        super().__init__(inner.param_groups, {})
+
+    def step(self, closure=None):
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        before = [p.detach().clone() for p in parameters]
+        self.inner.step()
+        with torch.no_grad():
+            for parameter, old in zip(parameters, before, strict=True):
+                parameter.lerp_(old, 0.5)
+
+
+def test_an_optimizer_around_another_is_one_update():
+    plain, wrapped = make(), make()
+    with watch(plain, every=1) as inner, watch(wrapped, every=1) as outer:
+        train(plain, sgd(plain), 1)
+        train(wrapped, Lookahead(sgd(wrapped)), 2)
+    assert outer.report().steps == (0, 1)
+    for half, whole in zip(
+        outer.report().measurements[0].rows, inner.report().measurements[0].rows, strict=True
+    ):
+        assert half.update_ratio == pytest.approx(whole.update_ratio / 2, rel=1e-4)
+
+
+def test_parameters_that_an_optimizer_gets_later_are_counted():
+    head, model = nn.Linear(6, 6), make()
+    optimizer = sgd(head)
+    with watch(model, every=1) as watching:
+        train(nn.Sequential(model, head), optimizer, 2)
+        optimizer.add_param_group({"params": list(model.parameters())})
+        train(nn.Sequential(model, head), optimizer, 2)
+    assert watching.report().steps == (0, 1)
+    assert all(row.update_ratio > 0 for row in watching.report().measurements[-1].rows)

@@ -98,7 +98,8 @@ class Snapshot:
         for name, parameter in self._held(held):
             if parameter.grad is not None:
                 self._norms["gradient", name] = _norm(parameter.grad)
-            if (before := self._before.pop(name, None)) is not None:
+            # Kept after the update: another optimizer may be wrapped around this one and change them further.
+            if (before := self._before.get(name)) is not None:
                 self._norms["weight", name] = _norm(before)
                 self._norms["update", name] = _norm(parameter.detach() - before)
 

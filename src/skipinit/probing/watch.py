@@ -81,7 +81,7 @@ class Watch:
         self._measurements: list[Measurement] = []
         self._remark = ""
         self._handles: list[RemovableHandle] = []
-        self._optimizers: WeakKeyDictionary[Optimizer, bool] = WeakKeyDictionary()
+        self._optimizers: WeakKeyDictionary[Optimizer, tuple[int, bool]] = WeakKeyDictionary()
         self._snapshot: Snapshot | None = None
         self._tracing = False
         self._measured: int | None = None
@@ -234,10 +234,13 @@ class Watch:
             self._snapshot, self._measured, self._tracing = None, None, False
 
     def _holds_parameters(self, optimizer: Optimizer) -> bool:
-        if optimizer not in self._optimizers:
+        count = sum(len(group["params"]) for group in optimizer.param_groups)
+        known, holds = self._optimizers.get(optimizer, (None, False))
+        if known != count:  # A new optimizer, or one that got another parameter group.
             own = {id(parameter) for parameter in self._model.parameters()}
-            self._optimizers[optimizer] = any(id(tensor) in own for tensor in _parameters(optimizer))
-        return self._optimizers[optimizer]
+            holds = any(id(tensor) in own for tensor in _parameters(optimizer))
+            self._optimizers[optimizer] = count, holds
+        return holds
 
     def _explain(self) -> str:
         if self._measurements:
