@@ -123,3 +123,47 @@ def test_parameters_that_an_optimizer_gets_later_are_counted():
         train(nn.Sequential(model, head), optimizer, 2)
     assert watching.report().steps == (0, 1)
     assert all(row.update_ratio > 0 for row in watching.report().measurements[-1].rows)
+
+
+def test_a_model_that_trains_only_in_odd_steps_is_measured():
+    """Two models share an optimizer and take turns."""
+    other, model = make(), make()
+    optimizer = torch.optim.SGD([*other.parameters(), *model.parameters()], lr=0.1)
+    with watch(model, every=2) as watching:
+        for _ in range(3):
+            train(other, optimizer, 1)
+            train(model, optimizer, 1)
+    assert watching.report().steps == (1, 3, 5)
+
+
+class KeepsItsLoss(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = make()
+
+    def forward(self, batch):
+        self.loss = F.cross_entropy(self.net(batch), TARGETS)
+
+
+def test_a_forward_that_returns_nothing_is_measured():
+    model = KeepsItsLoss()
+    optimizer = sgd(model)
+    with watch(model, every=2) as watching:
+        for _ in range(3):
+            model(BATCH)
+            model.loss.backward()
+            optimizer.step()
+    assert watching.report().steps == (0, 2)
+
+
+def test_a_loop_without_an_optimizer_says_what_to_call():
+    model = make()
+    with watch(model, every=1) as watching:
+        for _ in range(3):
+            model(BATCH).square().mean().backward()
+    assert watching.report().steps == (0,)
+    assert "call watch.count_step()" in str(watching.report())
+    train(model, sgd(model), 1)
+    with watch(model, every=1) as watching:
+        train(model, sgd(model), 1)
+    assert watching.report().remark == ""

@@ -10,6 +10,7 @@ step, and so are the updates of two optimizers that each hold some of the parame
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
@@ -72,8 +73,8 @@ class Watch:
     ) -> None:
         check_model(model)
         check_settings(every, limit)
-        self.every = every
-        self.limit = limit
+        self.every = int(every)
+        self.limit = int(limit)
         self.step = 0
         """How many updates the parameters had since the training began."""
         self._called, self._model = _unwrap(model)
@@ -84,9 +85,11 @@ class Watch:
         self._optimizers: WeakKeyDictionary[Optimizer, tuple[int, bool]] = WeakKeyDictionary()
         self._snapshot: Snapshot | None = None
         self._tracing = False
-        self._measured: int | None = None
+        self._due = 0
+        self._outer_exception: BaseException | None = None
         self._updating = False
         self._updated = False
+        self._ever_updated = False
         self._stepped: WeakSet[Optimizer] = WeakSet()
         self._forwards = 0
 
@@ -133,7 +136,7 @@ class Watch:
         """End a step after an update that no optimizer of `torch.optim` made. Its size is not measured."""
         if self._snapshot is not None:
             self._snapshot.after_update()
-        self._updated = True
+        self._updated = self._ever_updated = True
 
     def state_dict(self) -> dict[str, Any]:
         """Steps and measurements as plain data, to be saved with a checkpoint of the training."""
@@ -153,7 +156,8 @@ class Watch:
         self._snapshot, self._updated = None, False
         self.step, self.every = int(state["step"]), int(state["every"])
         self._measurements = [Measurement.from_dict(content) for content in state["measurements"]]
-        self._measured = self._measurements[-1].step if self._measurements else None
+        self._due = self._next_due(self._measurements[-1].step) if self._measurements else 0
+        self._ever_updated = True
 
     # Hooks, in the order in which they fire during a step.
 
@@ -167,20 +171,22 @@ class Watch:
             return
         self._end_step()
         self._forwards += 1
-        if self.step % self.every or self.step == self._measured:
+        if self.step < self._due:
             return
-        self._snapshot, self._measured = Snapshot(self.step, self._model), self.step
+        snapshot = Snapshot(self.step, self._model)
         if _is_compiled(self._called):
-            self._snapshot.pass_eagerly(args, kwargs)
-            self._keep_trace(self._snapshot)
+            snapshot.pass_eagerly(args, kwargs)
+            self._keep_trace(snapshot)
         else:
-            self._tracing = True
-            self._snapshot.open((args, kwargs))
+            self._snapshot, self._tracing = snapshot, True
+            self._outer_exception = sys.exception()
+            snapshot.open((args, kwargs))
+        self._due = self._next_due(self.step)
 
     def _after_forward(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         if not self._tracing or self._snapshot is None or module is not self._called:
             return
-        if output is None:  # The forward raised.
+        if sys.exception() is not self._outer_exception:  # The forward raised.
             self._abandon_trace()
             return
         self._tracing = False
@@ -190,7 +196,9 @@ class Watch:
     def _keep_trace(self, snapshot: Snapshot) -> None:
         if not snapshot.has_blocks:
             self._remark, self._snapshot = snapshot.explain_nothing(), None
-        elif self._updating:  # The forward runs in the closure of `optimizer.step`.
+            return
+        self._snapshot = snapshot
+        if self._updating:  # The forward runs in the closure of `optimizer.step`.
             snapshot.before_update()
 
     def _before_update(self, optimizer: Optimizer, *_: Any) -> None:
@@ -206,7 +214,7 @@ class Watch:
             if self._snapshot is not None:
                 self._snapshot.after_update(_parameters(optimizer))
             self._stepped.add(optimizer)
-            self._updating, self._updated = False, True
+            self._updating, self._updated, self._ever_updated = False, True, True
 
     def _end_step(self) -> None:
         """If the parameters were updated since the last forward, count the step and keep its measurement."""
@@ -223,6 +231,7 @@ class Watch:
         self._measurements.append(measurement)
         if len(self._measurements) > self.limit:
             self.every *= 2
+            self._due = self._next_due(measurement.step)
             del self._measurements[1::2]
         for write in self._writers:
             write(measurement)
@@ -231,7 +240,10 @@ class Watch:
         """Leave a pass that was interrupted, as by Ctrl-C."""
         if self._tracing and self._snapshot is not None:
             self._snapshot.close()
-            self._snapshot, self._measured, self._tracing = None, None, False
+            self._snapshot, self._due, self._tracing = None, self._snapshot.step, False
+
+    def _next_due(self, step: int) -> int:
+        return (step // self.every + 1) * self.every
 
     def _holds_parameters(self, optimizer: Optimizer) -> bool:
         count = sum(len(group["params"]) for group in optimizer.param_groups)
@@ -243,16 +255,19 @@ class Watch:
         return holds
 
     def _explain(self) -> str:
-        if self._measurements:
-            return ""
-        if self._remark:
+        if self._remark and not self._measurements:
             return self._remark
-        if not self._forwards:
+        if not self._forwards and not self._measurements:
             return (
                 f"{type(self._model).__name__} made no forward pass in training mode with gradients. "
                 "Watch the module that your loop calls, before the loop."
             )
-        return "No step is complete: no torch.optim optimizer updated parameters of the model."
+        if self._ever_updated:
+            return ""
+        return (
+            "No step is complete: no torch.optim optimizer updated parameters of the model. "
+            "After an update without torch.optim, call watch.count_step()."
+        )
 
 
 class _Hook:
