@@ -167,3 +167,43 @@ def test_a_loop_without_an_optimizer_says_what_to_call():
     with watch(model, every=1) as watching:
         train(model, sgd(model), 1)
     assert watching.report().remark == ""
+
+
+EAGER = {"backend": "aot_eager"}  # A compiler that takes no minutes.
+
+
+def with_a_compiled_activation(model):
+    relu = torch.compile(F.relu, **EAGER)
+    relu(BATCH)  # What is compiled already is not compiled again under a trace.
+    for block in model:
+        block.forward = lambda x, b=block: x + b.alpha * relu(b.layer(x))
+    return model
+
+
+def in_a_compiled_function(model):
+    return torch.compile(lambda batch: model(batch), **EAGER)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # The compiler looks at activations.
+@pytest.mark.parametrize("compiled", [with_a_compiled_activation, in_a_compiled_function])
+def test_compiled_functions_hide_no_block(compiled):
+    def run(model):
+        torch._dynamo.reset()
+        call, optimizer, losses = compiled(model), sgd(model), []
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(call(BATCH), TARGETS)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        return losses
+
+    eager, model, plain = make(), make(), make()
+    with watch(eager, every=2) as wanted:
+        train(eager, sgd(eager))
+    with watch(model, every=2) as watching:
+        losses = run(model)
+    assert run(plain) == losses
+    for found, same in zip(watching.report().measurements, wanted.report().measurements, strict=True):
+        shares = {row.name: row.branch_share for row in same.rows}
+        assert {row.name: row.branch_share for row in found.rows} == pytest.approx(shares, rel=1e-5)

@@ -9,6 +9,7 @@ until `fetch`, which copies one vector.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -48,6 +49,8 @@ class Snapshot:
 
     def open(self, inputs: Any) -> None:
         """Begin to trace the forward pass that runs next, on these inputs."""
+        if "torch._dynamo" in sys.modules:  # Compiled functions in an eager model would hide their operations.
+            self._modes.enter_context(torch.compiler.set_stance("force_eager"))
         self._tracer = Tracer(self._model, list(tensors_in(inputs)), self._statistics)
         self._modes.enter_context(self._tracer)
         self._modes.enter_context(GradientHooks(self._tracer))

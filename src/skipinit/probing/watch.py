@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from types import FrameType
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -240,7 +241,8 @@ class Watch:
         """Leave a pass that was interrupted, as by Ctrl-C."""
         if self._tracing and self._snapshot is not None:
             self._snapshot.close()
-            self._snapshot, self._due, self._tracing = None, self._snapshot.step, False
+            self._due = self._snapshot.step
+            self._snapshot, self._tracing = None, False
 
     def _next_due(self, step: int) -> int:
         return (step // self.every + 1) * self.every
@@ -313,10 +315,20 @@ def _is_compiled(model: nn.Module) -> bool:
     """Whether this call of the model runs compiled code, in which single additions cannot be seen."""
     from torch._dynamo import eval_frame
 
-    inside = getattr(eval_frame, "_in_optimized_module", False)
+    inside = getattr(eval_frame, "_in_optimized_module", False) or _in_compiled_function()
     return bool(inside) or any(
         _is_optimized(module) or module._compiled_call_impl is not None for module in model.modules()
     )
+
+
+def _in_compiled_function() -> bool:
+    """Whether a function calls the model that `torch.compile` has wrapped, such as a whole training step."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name == "compile_wrapper" and "torch" in frame.f_code.co_filename:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:
