@@ -7,6 +7,7 @@ import io
 import json
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -49,6 +50,18 @@ def test_the_pictures_are_drawn(tmp_path):
     check.plot(tmp_path / "depths.svg")
     assert all("<svg" in (tmp_path / f"{name}.svg").read_text() for name in ("compare", "depths"))
     assert "<pre>" in check._repr_html_()
+
+
+def test_depths_of_numpy_and_of_a_generator_are_whole_numbers():
+    wanted = depth_check(factory("fc_linear"), [2, 4], VECTORS)
+    for depths in (np.array([2, 4]), (n for n in (4, 2))):
+        assert depth_check(factory("fc_linear"), depths, VECTORS).to_json() == wanted.to_json()
+
+
+def test_other_things_are_not_compared():
+    for side in ("model", skipinit.WatchReport("Net", ())):
+        with pytest.raises(ConfigError, match="models and reports of probe; a (str|WatchReport) was given"):
+            compare(side, wide("skipinit"), IMAGES)
 
 
 def test_a_model_needs_inputs():

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+from skipinit.errors import ConfigError
+from skipinit.probing.measure import probe
 from skipinit.probing.watch import watch
 from support.probe_models import vectors
 
@@ -207,3 +212,27 @@ def test_compiled_functions_hide_no_block(compiled):
     for found, same in zip(watching.report().measurements, wanted.report().measurements, strict=True):
         shares = {row.name: row.branch_share for row in same.rows}
         assert {row.name: row.branch_share for row in found.rows} == pytest.approx(shares, rel=1e-5)
+
+
+def test_settings_of_numpy_can_be_saved():
+    model = make()
+    with watch(model, every=np.int64(2), limit=np.int32(5)) as watching:
+        train(model, sgd(model), 1)
+    assert json.loads(json.dumps(watching.state_dict()))["every"] == 2
+
+
+def test_a_lazy_model_is_refused_until_it_has_weights():
+    model = nn.Sequential(nn.LazyLinear(6), Block())
+    for refused in (lambda: watch(model), lambda: probe(model, BATCH)):
+        with pytest.raises(ConfigError, match=r"Sequential: 0.weight has no size yet; call the model once"):
+            refused()
+    model(BATCH)
+    with watch(model, every=1) as watching:
+        train(model, sgd(model), 1)
+    assert watching.report().blocks == ("1",)
+
+
+def test_a_writer_that_cannot_be_called_is_refused_at_once():
+    for writers in (["balance.csv"], 3):
+        with pytest.raises(ConfigError, match="writers=.* functions that take a Measurement"):
+            watch(make(), writers=writers)

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from ..probing.history import Measurement, WatchReport, check_settings
-from ..probing.watch import Watch, Writer
+from ..probing.watch import Watch, Writer, check_writers
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -34,7 +34,7 @@ class WatchCallback(Callback):
         check_settings(every, limit)
         self.watch: Watch | None = None
         self._settings = every, limit
-        self._writers = tuple(writers)
+        self._writers = check_writers(writers)
         self._handles: list[Any] = []
         self._state: dict[str, Any] | None = None
         self._trainer: Trainer | None = None

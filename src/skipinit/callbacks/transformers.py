@@ -11,7 +11,7 @@ from torch import nn
 
 from ..files import write_whole
 from ..probing.history import WatchReport, check_settings
-from ..probing.watch import Watch, Writer
+from ..probing.watch import Watch, Writer, check_writers
 
 try:
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -39,7 +39,7 @@ class WatchCallback(TrainerCallback):
         check_settings(every, limit)
         self.watch: Watch | None = None
         self._settings = every, limit
-        self._writers = tuple(writers)
+        self._writers = check_writers(writers)
 
     def report(self) -> WatchReport:
         """What was measured so far."""

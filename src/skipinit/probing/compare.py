@@ -107,8 +107,10 @@ def _cell(row: ProbeRow | None, field: str, form: str) -> str:
 def _report(side: nn.Module | ProbeReport, inputs: Inputs | None) -> ProbeReport:
     if isinstance(side, ProbeReport):
         return side
+    name = type(side).__name__
+    if not isinstance(side, nn.Module):
+        raise ConfigError(f"compare takes models and reports of probe; a {name} was given")
     if inputs is None:
-        name = type(side).__name__
         raise ConfigError(f"comparing a {name} needs inputs, such as inputs=torch.Size([8, 3, 32, 32])")
     return probe(side, inputs)
 

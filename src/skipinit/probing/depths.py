@@ -140,9 +140,10 @@ def depth_check(
     >>> skipinit.depth_check(factory, [4, 8, 16], torch.Size([50, 50])).law
     'exponential'
     """
-    if not isinstance(depths, Iterable) or not all(isinstance(depth, Integral) for depth in depths):
+    given = list(depths) if isinstance(depths, Iterable) else [depths]
+    if not isinstance(depths, Iterable) or not all(isinstance(depth, Integral) for depth in given):
         raise ConfigError(f"depths={depths!r} is not allowed; give whole numbers, such as [12, 24, 48]")
-    ordered = sorted(set(depths))
+    ordered = sorted({int(depth) for depth in given})
     if not ordered:
         raise ConfigError("depths is empty; give some, such as [12, 24, 48]")
     if not isinstance(networks, Integral) or networks < 1:

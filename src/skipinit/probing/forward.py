@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.jit import ScriptModule
+from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
 from ..errors import ConfigError, SkipinitError, one_line
@@ -141,7 +142,7 @@ def traced(
 
 
 def check_model(model: object) -> None:
-    """Raise if this is not a module in Python."""
+    """Raise if this is not a module in Python with all of its weights."""
     name = type(model).__name__
     if not isinstance(model, nn.Module):
         raise ConfigError(f"the model must be a torch.nn.Module; a {name} was given")
@@ -149,6 +150,9 @@ def check_model(model: object) -> None:
         if isinstance(module, ScriptModule):
             part = path or "the model itself"
             raise ConfigError(f"{name}: {part} is scripted, which hides its layers; give the Python module")
+    for path, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(tensor):
+            raise ConfigError(f"{name}: {path} has no size yet; call the model once on a batch first")
 
 
 def _no_tensor(inputs: Any) -> ConfigError:

@@ -79,7 +79,7 @@ class Watch:
         self.step = 0
         """How many updates the parameters had since the training began."""
         self._called, self._model = _unwrap(model)
-        self._writers = tuple(writers)
+        self._writers = check_writers(writers)
         self._measurements: list[Measurement] = []
         self._remark = ""
         self._handles: list[RemovableHandle] = []
@@ -270,6 +270,14 @@ class Watch:
             "No step is complete: no torch.optim optimizer updated parameters of the model. "
             "After an update without torch.optim, call watch.count_step()."
         )
+
+
+def check_writers(writers: Iterable[Writer]) -> tuple[Writer, ...]:
+    """The writers as a tuple; raises if one is not a function."""
+    functions = tuple(writers) if isinstance(writers, Iterable) else (None,)
+    if not all(map(callable, functions)):
+        raise ConfigError(f"writers={writers!r} is not allowed; give functions that take a Measurement")
+    return functions
 
 
 class _Hook:
