@@ -60,7 +60,7 @@ def test_depths_of_numpy_and_of_a_generator_are_whole_numbers():
 
 def test_other_things_are_not_compared():
     for side in ("model", skipinit.WatchReport("Net", ())):
-        with pytest.raises(ConfigError, match="models and reports of probe; a (str|WatchReport) was given"):
+        with pytest.raises(ConfigError, match=r"models and reports of probe; a (str|WatchReport) was given"):
             compare(side, wide("skipinit"), IMAGES)
 
 

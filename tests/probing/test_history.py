@@ -6,13 +6,17 @@ import csv
 import io
 import json
 import math
+import sys
 
 import pytest
 from torch import nn
 
 from skipinit.errors import ConfigError
+from skipinit.probing.compare import Comparison
+from skipinit.probing.depths import DepthCheck
 from skipinit.probing.history import Measurement, WatchReport, WatchRow
 from skipinit.probing.measure import probe
+from skipinit.probing.rendering import shorten_all
 from support.probe_models import Function, vectors
 
 
@@ -66,6 +70,49 @@ def test_infinity_is_named_and_is_valid_json():
     assert json.loads(report.to_json())["measurements"][3]["rows"][0]["skip_variance"] is None
 
 
+def test_a_gradient_that_is_not_finite_is_named_and_shares_are_compared_where_both_are_known():
+    bad = Measurement(0, (WatchRow("a", 1, math.nan, 1.0), WatchRow("b", 2, 1.0, 1.0, None, math.inf)))
+    good = Measurement(1, (WatchRow("a", 1, 1.0, 1.0), WatchRow("b", 2, 1.0, 3.0)))
+    text = WatchReport("Net", (bad, good)).summary()
+    assert "at step 0, in a: variance of the skip" in text
+    assert "changed most in b: 50.0 % to 75.0 %" in text
+    text = WatchReport("Net", (good, Measurement(2, bad.rows[1:]))).summary()
+    assert "at step 2, in b: gradient norm of the block's output" in text
+
+
+def test_one_measurement_of_one_block():
+    report = WatchReport("Net", (Measurement(7, (WatchRow("a", 1, 1.0, 1.0, 0.5),)),))
+    assert report.table().splitlines()[0].split() == ["block", "share", "7", "α", "7"]
+    assert report.summary() == "Net: 1 measurement of 1 block, step 7."
+
+
+def test_long_names_fit_a_terminal(tmp_path):
+    rows = tuple(
+        WatchRow(f"model.encoder.layers.{i}.attention.output", i, 1.0, 1e-5, None, 1e-5, 1e-5, 1e-5)
+        for i in (1, 2)
+    )
+    report = WatchReport("Net", (Measurement(1000, rows), Measurement(2000, rows)))
+    assert max(map(len, str(report).splitlines())) <= 80
+    assert [line.split()[0][-18:] for line in report.table().splitlines()[1:]] == [
+        "1.attention.output", "2.attention.output"
+    ]  # fmt: skip
+    assert shorten_all(["a.long.name", "b.long.name", "x"], 5) == ["a.long.name", "b.long.name", "x"]
+
+
+def test_blocks_keep_their_order_when_layers_are_dropped():
+    whole = Measurement(0, tuple(WatchRow(name, i, 1.0, 1.0) for i, name in enumerate("abc", 1)))
+    dropped = Measurement(1, (WatchRow("c", 1, 1.0, 1.0),))
+    assert WatchReport("Net", (whole, dropped)).blocks == ("a", "b", "c")
+
+
+def test_without_matplotlib_pictures_name_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    report = probe(Function(lambda m, x: x + m.a(x)), vectors(8))
+    for drawn in (REPORT, Comparison(report, report), DepthCheck((), (report,))):
+        with pytest.raises(ConfigError, match=r"a plot needs matplotlib; pip install 'skipinit\[lab\]'"):
+            drawn.plot("picture.png")
+
+
 @pytest.mark.parametrize("quantity", ["branch_share", "scale", "gradient_norm", "update_ratio"])
 def test_pictures_are_drawn(tmp_path, quantity):
     path = tmp_path / "history.svg"
@@ -77,6 +124,9 @@ def test_a_picture_of_one_step_or_with_gaps(tmp_path):
     gap = Measurement(30, REPORT.measurements[0].rows[1:])
     for measurements in (REPORT.measurements[:1], (*REPORT.measurements, gap)):
         WatchReport("Net", measurements).plot(tmp_path / "history.png", blocks=["blocks.1"])
+    for blocks in ([], "blocks.1"):
+        with pytest.raises(ConfigError, match="give a list of block names"):
+            REPORT.plot(tmp_path / "history.png", blocks=blocks)
     with pytest.raises(ConfigError, match="scale was measured in no block"):
         WatchReport("Net", (Measurement(0, REPORT.measurements[0].rows[:1]),)).plot("x.png", "scale")
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import need
 from .laws import stages
-from .rendering import WIDTH, align, csv_text, report_html, shorten, wrap
+from .rendering import WIDTH, align, csv_text, report_html, shorten_names, table_width, wrap
 from .verdict import Verdict, check_report, judge
 
 if TYPE_CHECKING:
@@ -229,14 +229,7 @@ def _cell(value: str | float | None) -> str:
 
 def _narrow(columns: list[list[str]]) -> None:
     """Drop optional columns, then shorten the blocks' names, until the table fits."""
-
-    def width() -> int:
-        return sum(max(map(len, column)) + 2 for column in columns) - 2
-
     for title in _OPTIONAL:
-        if width() > WIDTH:
+        if table_width(columns) > WIDTH:
             columns[:] = [column for column in columns if column[0] != title]
-    excess = width() - WIDTH
-    if excess > 0:
-        length = max(12, max(map(len, columns[0])) - excess)
-        columns[0] = [shorten(name, length) for name in columns[0]]
+    shorten_names(columns)

@@ -10,11 +10,11 @@ from typing import Any
 
 from torch import nn
 
-from ..errors import ConfigError
+from ..errors import ConfigError, need
 from .balance import ProbeReport, ProbeRow
 from .forward import Inputs
 from .measure import probe
-from .rendering import align, csv_text, table_html
+from .rendering import align, csv_text, plural, shorten_names, table_html
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,13 @@ class Comparison:
         """Skip variance and branch share of both, as aligned text."""
         rows = self.blocks.values()
         columns = [
-            ("block", *self.blocks),
-            ("skip before", *(_cell(old, "skip_variance", ".4g") for old, _ in rows)),
-            ("after", *(_cell(new, "skip_variance", ".4g") for _, new in rows)),
-            ("share before", *(_cell(old, "branch_share", ".2%") for old, _ in rows)),
-            ("after", *(_cell(new, "branch_share", ".2%") for _, new in rows)),
+            ["block", *self.blocks],
+            ["skip before", *(_cell(old, "skip_variance", ".4g") for old, _ in rows)],
+            ["after", *(_cell(new, "skip_variance", ".4g") for _, new in rows)],
+            ["share before", *(_cell(old, "branch_share", ".2%") for old, _ in rows)],
+            ["after", *(_cell(new, "branch_share", ".2%") for _, new in rows)],
         ]
+        shorten_names(columns)
         return align(columns, numbers=True)
 
     def summary(self) -> str:
@@ -71,6 +72,7 @@ class Comparison:
 
     def plot(self, path: str | Path) -> None:
         """Draw both variances and shares over depth: .png, .svg or .pdf."""
+        need("lab", "a plot")
         from .plot import plot_overlay
 
         plot_overlay({"before": self.before, "after": self.after}, Path(path), "before and after")
@@ -124,7 +126,7 @@ def _sentences(comparison: Comparison) -> Iterator[str]:
             continue
         growth = "" if verdict.growth.law == "unknown" else f", variance {verdict.growth.law} in depth"
         yield (
-            f"{side}: {report.model}, {report.num_blocks} blocks, typical branch share "
+            f"{side}: {report.model}, {plural(report.num_blocks, 'block')}, typical branch share "
             f"{verdict.typical_branch_share:.2%}{growth}."
         )
     shared = [(old, new) for old, new in comparison.blocks.values() if old is not None and new is not None]

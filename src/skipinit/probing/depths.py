@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ..errors import ConfigError
+from ..errors import ConfigError, need
 from .balance import ProbeReport, mean_report
 from .forward import Inputs
 from .measure import Loss, probe
@@ -103,6 +103,7 @@ class DepthCheck:
 
     def plot(self, path: str | Path) -> None:
         """Draw variances and shares over the blocks, a line for each depth: .png, .svg or .pdf."""
+        need("lab", "a plot")
         from .plot import plot_overlay
 
         labeled = {f"depth {row.depth}": r for row, r in zip(self.rows, self.reports, strict=True)}

@@ -11,9 +11,9 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigError, unknown_name
+from ..errors import ConfigError, need, unknown_name
 from .balance import row_to_dict, share_of_branch
-from .rendering import align, csv_text, history_html
+from .rendering import align, csv_text, history_html, plural, shorten_names, wrap
 
 QUANTITIES = {
     "branch_share": "branch share of output variance",
@@ -102,7 +102,10 @@ class WatchReport:
     @property
     def blocks(self) -> tuple[str, ...]:
         """The names of all blocks that were seen, in the order of their depth."""
-        depths = {row.name: row.depth for measured in self.measurements for row in measured.rows}
+        depths: dict[str, int] = {}
+        for row in (row for measured in self.measurements for row in measured.rows):
+            # In a pass that drops layers, later blocks have a smaller depth than in a whole one.
+            depths[row.name] = max(row.depth, depths.get(row.name, 0))
         return tuple(sorted(depths, key=lambda name: depths[name]))
 
     def series(self, block: str, quantity: str = "branch_share") -> list[float | None]:
@@ -119,17 +122,18 @@ class WatchReport:
         if not self.measurements:
             return ""
         first, last = self.measurements[0], self.measurements[-1]
+        both = (first,) if first is last else (first, last)
         columns = [
-            ("block", *self.blocks),
-            _column(f"share {first.step}", self.blocks, first, "branch_share", percent),
-            _column(f"share {last.step}", self.blocks, last, "branch_share", percent),
-            _column(f"α {first.step}", self.blocks, first, "scale"),
-            _column(f"α {last.step}", self.blocks, last, "scale"),
+            ["block", *self.blocks],
+            *(_column(f"share {m.step}", self.blocks, m, "branch_share", percent) for m in both),
+            *(_column(f"α {m.step}", self.blocks, m, "scale") for m in both),
             _column("gradient", self.blocks, last, "gradient_norm"),
             _column("of params", self.blocks, last, "parameter_gradient_norm"),
             _column("update", self.blocks, last, "update_ratio"),
         ]
-        return align([column for column in columns if any(column[1:])], numbers=True)
+        shown = [column for column in columns if any(column[1:])]
+        shorten_names(shown)
+        return align(shown, numbers=True)
 
     def to_csv(self) -> str:
         """One line per step and block, with a header."""
@@ -158,12 +162,13 @@ class WatchReport:
             quantity: one of the numbers of a row, such as "branch_share", "scale" or "update_ratio".
             blocks: names of the blocks that get a line; by default four, from the first to the last.
         """
+        need("lab", "a plot")
         from .timeline import plot_history
 
         plot_history(self, Path(path), quantity, blocks)
 
     def __str__(self) -> str:
-        return "\n\n".join(part for part in (self.table(), self.summary()) if part)
+        return "\n\n".join(part for part in (self.table(), wrap(self.summary())) if part)
 
     def summary(self) -> str:
         """What the measurements say, in sentences."""
@@ -187,9 +192,9 @@ def _column(
     measured: Measurement,
     quantity: str,
     form: Callable[[float], str] = "{:.3g}".format,
-) -> tuple[str, ...]:
+) -> list[str]:
     values = {row.name: getattr(row, quantity) for row in measured.rows}
-    return (title, *("" if values.get(block) is None else form(values[block]) for block in blocks))
+    return [title, *("" if values.get(block) is None else form(values[block]) for block in blocks)]
 
 
 def _sentences(report: WatchReport) -> Iterator[str]:
@@ -199,18 +204,18 @@ def _sentences(report: WatchReport) -> Iterator[str]:
         return
     first, last = report.measurements[0], report.measurements[-1]
     count = len(report.measurements)
+    steps = f"step {first.step}" if count == 1 else f"steps {first.step} to {last.step}"
     yield (
-        f"{report.model}: {count} measurement{'s' * (count > 1)} of {len(report.blocks)} blocks, "
-        f"steps {first.step} to {last.step}."
+        f"{report.model}: {plural(count, 'measurement')} of {plural(len(report.blocks), 'block')}, {steps}."
     )
     if any(row.gradient_norm is not None or row.update_ratio is not None for row in last.rows):
         yield f"Gradient norms and the ratio of update to weight are those of step {last.step}."
-    broken = next((m for m in report.measurements if any(_broken(row) for row in m.rows)), None)
-    if broken is not None:
-        name = next(row.name for row in broken.rows if _broken(row))
-        yield f"NaN or infinity first appears at step {broken.step}, in {name}."
-    before = {row.name: row for row in first.rows}
-    moved = [row for row in last.rows if row.name in before and not _broken(row)]
+    rows = ((measured.step, row) for measured in report.measurements for row in measured.rows)
+    broken = ((step, row.name, words) for step, row in rows for words in _broken(row))
+    if (found := next(broken, None)) is not None:
+        yield "NaN or infinity first appears at step {}, in {}: {}.".format(*found)
+    before = {row.name: row for row in first.rows if math.isfinite(row.branch_share)}
+    moved = [row for row in last.rows if row.name in before and math.isfinite(row.branch_share)]
     if count > 1 and moved:
         most = max(moved, key=lambda row: abs(row.branch_share - before[row.name].branch_share))
         start = before[most.name].branch_share
@@ -221,8 +226,12 @@ def _sentences(report: WatchReport) -> Iterator[str]:
         yield f"The last update left {_names(unchanged)} unchanged."
 
 
-def _broken(row: WatchRow) -> bool:
-    return not math.isfinite(row.skip_variance + row.branch_variance)
+def _broken(row: WatchRow) -> Iterator[str]:
+    """The quantities of a row that are NaN or infinite, in words."""
+    for quantity, words in QUANTITIES.items():
+        value = getattr(row, quantity)
+        if quantity != "branch_share" and value is not None and not math.isfinite(value):
+            yield words
 
 
 def _names(names: Sequence[str]) -> str:

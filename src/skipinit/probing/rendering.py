@@ -36,6 +36,31 @@ def shorten(name: str, length: int) -> str:
     return name if len(name) <= length else f"…{name[1 - length :]}"
 
 
+def shorten_all(names: Sequence[str], length: int) -> list[str]:
+    """Shorten each name to `length` characters, or to more where two names would look the same."""
+    while True:
+        short = [shorten(name, length) for name in names]
+        if len(set(short)) == len(set(names)):
+            return short
+        length += 1
+
+
+def plural(count: int, noun: str) -> str:
+    """ "1 block", "2 blocks"."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def table_width(columns: Sequence[Sequence[str]]) -> int:
+    """How many characters a line of `align` has at most."""
+    return sum(max(map(len, column)) + 2 for column in columns) - 2
+
+
+def shorten_names(columns: list[list[str]]) -> None:
+    """Shorten the names in the first column until the table fits, but not to less than 12 characters."""
+    if (excess := table_width(columns) - WIDTH) > 0:
+        columns[0] = shorten_all(columns[0], max(12, max(map(len, columns[0])) - excess))
+
+
 def align(columns: Sequence[Sequence[str]], numbers: bool = False) -> str:
     """Columns of text side by side; with `numbers`, all but the first are aligned to the right."""
     padded = []

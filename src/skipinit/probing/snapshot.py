@@ -49,7 +49,7 @@ class Snapshot:
 
     def open(self, inputs: Any) -> None:
         """Begin to trace the forward pass that runs next, on these inputs."""
-        if "torch._dynamo" in sys.modules:  # Compiled functions in an eager model would hide their operations.
+        if "torch._dynamo" in sys.modules:  # Compiled functions in the model would hide their operations.
             self._modes.enter_context(torch.compiler.set_stance("force_eager"))
         self._tracer = Tracer(self._model, list(tensors_in(inputs)), self._statistics)
         self._modes.enter_context(self._tracer)

@@ -17,6 +17,7 @@ from matplotlib.ticker import MaxNLocator
 from ..errors import ConfigError
 from .history import QUANTITIES
 from .plot import COLORS, MARKERS, check_suffix, legend_above, save
+from .rendering import shorten_all
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -24,12 +25,16 @@ if TYPE_CHECKING:
     from .history import WatchReport
 
 _LABELS = 24
-"""At most so many blocks are named beside the heat map."""
+"""At most this many blocks are named beside the heat map."""
+_NAME = 26
+"""Characters of a block's name for which there is room beside the heat map and in the legend."""
 
 
 def plot_history(report: WatchReport, path: Path, quantity: str, blocks: Sequence[str] | None) -> None:
     """The heat map above, the lines below."""
     check_suffix(path)
+    if blocks is not None and (isinstance(blocks, str) or not blocks):
+        raise ConfigError(f"blocks={blocks!r} is not allowed; give a list of block names, or omit it")
     if not report.blocks:
         raise ConfigError(f"{path}: nothing to plot; {report.remark or 'no step was measured'}")
     chosen = some_blocks(report) if blocks is None else list(blocks)
@@ -72,7 +77,7 @@ def draw_heat_map(axes: Axes, report: WatchReport, quantity: str) -> None:
     axes.invert_yaxis()
     axes.set_xlabel("step")
     if len(values) <= _LABELS:
-        axes.set_yticks(range(1, len(values) + 1), report.blocks, fontsize="x-small")
+        axes.set_yticks(range(1, len(values) + 1), shorten_all(report.blocks, _NAME), fontsize="x-small")
     else:
         axes.yaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_ylabel("residual block, ℓ")
@@ -80,6 +85,7 @@ def draw_heat_map(axes: Axes, report: WatchReport, quantity: str) -> None:
 
 def draw_lines(axes: Axes, report: WatchReport, quantity: str, blocks: Sequence[str]) -> None:
     """One line for each of these blocks over the steps."""
+    names = dict(zip(report.blocks, shorten_all(report.blocks, _NAME), strict=True))
     for index, block in enumerate(blocks):
         points = [
             (step, value)
@@ -90,7 +96,8 @@ def draw_lines(axes: Axes, report: WatchReport, quantity: str, blocks: Sequence[
             color, marker = COLORS[index % len(COLORS)], MARKERS[index % len(MARKERS)]
             axes.plot(
                 *zip(*points, strict=True), color=color, marker=marker, markersize=3.5, linewidth=1,
-                markerfacecolor="none", markevery=max(1, len(points) // 20), label=block,
+                markerfacecolor="none", markevery=max(1, len(points) // 20),
+                label=names[block],
             )  # fmt: skip
     if quantity not in ("branch_share", "scale") and axes.lines:
         axes.set_yscale("log")
