@@ -9,6 +9,7 @@ import torch
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
+from skipinit.callbacks.csvfile import CsvWriter
 from skipinit.probing.watch import watch
 from support.optional import package
 from support.probe_models import Function, vectors
@@ -122,3 +123,27 @@ def test_a_module_that_is_never_called_says_so():
     from skipinit.callbacks.lightning import WatchCallback
 
     assert "called neither" in str(WatchCallback().report())
+
+
+def test_of_several_processes_the_first_writes(tmp_path):
+    from skipinit.callbacks.lightning import WatchCallback
+
+    trainer = lightning.Trainer(
+        max_steps=2, accelerator="cpu", devices=2, strategy="ddp_fork_find_unused_parameters_true", default_root_dir=tmp_path,
+        enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False, logger=False,
+        callbacks=[WatchCallback(every=1, writers=[CsvWriter(tmp_path / "balance.csv"), Ranks(tmp_path)])],
+    )  # fmt: skip
+    trainer.fit(Module(True), DataLoader(BATCHES, batch_size=None))
+    assert [path.name for path in tmp_path.glob("rank*")] == ["rank0"]
+    lines = list(csv.DictReader((tmp_path / "balance.csv").open(newline="")))
+    assert [line["step"] for line in lines] == ["0", "0", "1", "1"]
+
+
+class Ranks:
+    """Leaves a file for each process that writes."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def __call__(self, measurement):
+        (self.folder / f"rank{torch.distributed.get_rank()}").touch()

@@ -79,3 +79,33 @@ def test_weights_and_biases_keeps_them_offline(tmp_path, monkeypatch):
     assert run.summary["balance/branch_variance/b2"] == 2.5
     assert run.summary["balance/step"] == 10
     run.finish()
+
+
+def test_a_damaged_csv_file_is_left_alone(tmp_path):
+    path = tmp_path / "balance.csv"
+    CsvWriter(path)(measured(0))
+    path.write_text(damaged := path.read_text() + "?,b1\n")
+    with pytest.raises(DataError, match=r"balance.csv is damaged"):
+        CsvWriter(path)(measured(10))
+    assert path.read_text() == damaged
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_tensorboard_takes_any_writer_of_scalars():
+    """That of tensorboardX is another class with the same methods."""
+    pytest.importorskip("tensorboard")
+    from skipinit.callbacks.tensorboard import TensorBoardWriter
+
+    class Log:
+        def __init__(self):
+            self.tags = []
+
+        def add_scalar(self, tag, value, step):
+            self.tags.append(tag)
+
+        def flush(self):
+            pass
+
+    log = Log()
+    TensorBoardWriter(log)(measured(0))
+    assert "branch_share/b1" in log.tags

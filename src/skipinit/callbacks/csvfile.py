@@ -38,5 +38,8 @@ class CsvWriter:
             reader = csv.DictReader(read_whole(self.path).decode(errors="replace").splitlines())
             if tuple(reader.fieldnames or ()) not in ((), CSV_COLUMNS):
                 raise DataError(f"{self.path} has other columns than a watch; give another path")
-            kept = [row for row in reader if int(row["step"]) < step]
+            try:
+                kept = [row for row in reader if int(row["step"]) < step]
+            except ValueError as error:
+                raise DataError(f"{self.path} is damaged ({error}); give another path") from error
         write_whole(self.path, lambda file: file.write(csv_text(CSV_COLUMNS, kept).encode()))

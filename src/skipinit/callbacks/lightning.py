@@ -27,7 +27,7 @@ class WatchCallback(Callback):
     Args:
         every: as for `skipinit.watch`.
         limit: as for `skipinit.watch`.
-        writers: further functions that get each measurement.
+        writers: further functions that get each measurement, on the first process.
     """
 
     def __init__(self, every: int = 100, limit: int = 1000, writers: Iterable[Writer] = ()) -> None:
@@ -56,7 +56,8 @@ class WatchCallback(Callback):
     def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._stop_waiting()
         every, limit = self._settings
-        self.watch = Watch(module, every, limit, (self._log, *self._writers))
+        leads = self._trainer is None or self._trainer.is_global_zero
+        self.watch = Watch(module, every, limit, (self._log, *self._writers) if leads else ())
         if self._state is not None:
             self.watch.load_state_dict(self._state)
         self.watch.start(within_update=True)  # Lightning trains in the closure of the optimizer's step.

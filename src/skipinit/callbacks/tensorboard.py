@@ -22,7 +22,7 @@ class TensorBoardWriter:
     """
 
     def __init__(self, log: str | Path | SummaryWriter) -> None:
-        self.log = log if isinstance(log, SummaryWriter) else SummaryWriter(str(log))
+        self.log = SummaryWriter(str(log)) if isinstance(log, (str, Path)) else log
 
     def __call__(self, measurement: Measurement) -> None:
         """Write the numbers of one step."""
