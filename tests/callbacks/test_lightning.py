@@ -129,7 +129,8 @@ def test_of_several_processes_the_first_writes(tmp_path):
     from skipinit.callbacks.lightning import WatchCallback
 
     trainer = lightning.Trainer(
-        max_steps=2, accelerator="cpu", devices=2, strategy="ddp_fork_find_unused_parameters_true", default_root_dir=tmp_path,
+        max_steps=2, accelerator="cpu", devices=2, default_root_dir=tmp_path,
+        strategy="ddp_fork_find_unused_parameters_true",
         enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False, logger=False,
         callbacks=[WatchCallback(every=1, writers=[CsvWriter(tmp_path / "balance.csv"), Ranks(tmp_path)])],
     )  # fmt: skip

@@ -34,7 +34,7 @@ def test_nonfinite_values_end_the_rows_and_name_the_block():
     assert "1/sqrt(5)" in str(report.verdict)
     first = probe(Function(lambda m, x: x + math.inf * m.a(x)), VECTORS)
     assert (first.rows, first.first_nonfinite) == ((), "Function")
-    assert "very first block, Function" in str(first)
+    assert "in the first block, Function" in str(first)
     assert json.loads(first.to_json())["rows"] == []
 
 

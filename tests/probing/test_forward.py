@@ -106,7 +106,7 @@ def test_inputs_that_do_not_fit():
     assert "with 3 channels in the second" in _error(model, torch.randn(2, 4, 32, 32))
     integers = torch.ones(2, 3, 32, 32, dtype=torch.int64)
     assert "cannot take the inputs 2x3x32x32 int64" in _error(model, integers)
-    assert "NaN or infinity before the model saw it" in _error(model, torch.full((2, 3, 32, 32), math.nan))
+    assert "NaN or infinity before the model runs" in _error(model, torch.full((2, 3, 32, 32), math.nan))
     assert "the batch is empty: 0x3x32x32 float32" in _error(model, torch.randn(0, 3, 32, 32))
     assert "must be a torch.nn.Module; a function was given" in _error(lambda x: x, VECTORS)
 

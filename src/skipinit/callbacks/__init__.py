@@ -1,1 +1,1 @@
-"""Where people train: callbacks for trainers, and writers for the tools that show their curves."""
+"""Callbacks for trainers, and writers for logging tools."""

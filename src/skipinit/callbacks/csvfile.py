@@ -1,4 +1,4 @@
-"""Measurements as a CSV file that grows with the training."""
+"""Writes measurements to a CSV file during training."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..probing.rendering import csv_text
 class CsvWriter:
     """Appends one line per block to a CSV file, at each measured step.
 
-    Where a resumed training measures a step again, its lines replace those of that step and all later ones.
+    If a resumed training measures a step again, its lines replace those of that step and of all later ones.
 
     >>> skipinit.watch(model, every=100, writers=[CsvWriter("balance.csv")])
     """
@@ -32,7 +32,7 @@ class CsvWriter:
         self._last = measurement.step
 
     def _drop_from(self, step: int) -> None:
-        """Keep the lines of an existing file that are older than this step; begin a new one otherwise."""
+        """Drop this step and later ones from an existing file; create the file if there is none."""
         kept = []
         if self.path.exists():
             reader = csv.DictReader(read_whole(self.path).decode(errors="replace").splitlines())

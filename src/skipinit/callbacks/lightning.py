@@ -27,7 +27,7 @@ class WatchCallback(Callback):
     Args:
         every: as for `skipinit.watch`.
         limit: as for `skipinit.watch`.
-        writers: further functions that get each measurement, on the first process.
+        writers: further functions that are called with each measurement, on the first process.
     """
 
     def __init__(self, every: int = 100, limit: int = 1000, writers: Iterable[Writer] = ()) -> None:
@@ -40,14 +40,14 @@ class WatchCallback(Callback):
         self._trainer: Trainer | None = None
 
     def report(self) -> WatchReport:
-        """What was measured so far."""
+        """The measurements so far."""
         remark = "training_step called neither the LightningModule nor one of its children."
         return WatchReport("", (), remark) if self.watch is None else self.watch.report()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Wait for the first call of the network."""
         self._trainer = trainer
-        if self.watch is not None:  # A second `fit` goes on, also with another module.
+        if self.watch is not None:  # A second `fit` continues, even with another module.
             self._state, self.watch = self.watch.state_dict(), None
         for module in (pl_module, *pl_module.children()):
             if next(module.parameters(), None) is not None:
@@ -84,9 +84,9 @@ class WatchCallback(Callback):
         self.on_train_end(trainer, pl_module)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps of the watch."""
+        """The state of the watch, for the checkpoint."""
         return (self._state or {}) if self.watch is None else self.watch.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on where the checkpoint was."""
+        """Continue from the checkpoint."""
         self._state, self.watch = state_dict or None, None

@@ -1,4 +1,4 @@
-"""Measurements as scalars of TensorBoard; needs the extra `tensorboard`."""
+"""Writes measurements as scalars of TensorBoard; needs the extra `tensorboard`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class TensorBoardWriter:
     >>> skipinit.watch(model, every=100, writers=[TensorBoardWriter("runs/balance")])
 
     Args:
-        log: a folder, or the `SummaryWriter` that you already have.
+        log: a folder, or an existing `SummaryWriter`.
     """
 
     def __init__(self, log: str | Path | SummaryWriter) -> None:

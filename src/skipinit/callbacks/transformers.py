@@ -24,15 +24,15 @@ _FILE = "skipinit_watch.json"
 class WatchCallback(TrainerCallback):
     """Watches the model of a Trainer. A step is an update, as in `state.global_step`.
 
-    Measurements go to the writers. They are saved in the checkpoints' folders, and a training that is resumed
-    from one of them goes on with them.
+    The measurements are saved in the checkpoints' folders. A training that resumes in the same `output_dir`
+    continues with them.
 
     >>> trainer = Trainer(model, args, callbacks=[WatchCallback(every=100, writers=[CsvWriter("b.csv")])])
 
     Args:
         every: as for `skipinit.watch`.
         limit: as for `skipinit.watch`.
-        writers: functions that get each measurement, on the first process.
+        writers: functions that are called with each measurement, on the first process.
     """
 
     def __init__(self, every: int = 100, limit: int = 1000, writers: Iterable[Writer] = ()) -> None:
@@ -42,7 +42,7 @@ class WatchCallback(TrainerCallback):
         self._writers = check_writers(writers)
 
     def report(self) -> WatchReport:
-        """What was measured so far."""
+        """The measurements so far."""
         return WatchReport("", (), "No training has begun.") if self.watch is None else self.watch.report()
 
     def on_train_begin(

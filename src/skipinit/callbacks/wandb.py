@@ -1,4 +1,4 @@
-"""Measurements as metrics of a run of Weights & Biases; needs the extra `wandb`."""
+"""Logs measurements as metrics of a run of Weights & Biases; needs the extra `wandb`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class WandbWriter:
     >>> skipinit.watch(model, every=100, writers=[WandbWriter()])
 
     Args:
-        run: what `wandb.init` returned; the current run by default.
+        run: the run that `wandb.init` returned; the current run by default.
     """
 
     def __init__(self, run: Any = None) -> None:

@@ -2,7 +2,8 @@
 
 For an addition `a + b`, take the operations that only `a` went through and those that only `b` went through
 since their paths split. In a residual add one of the two, the skip, went through almost nothing; the other,
-the branch, went through layers. What counts is depth: the most linear maps on any way from the split.
+the branch, went through layers. The criterion is depth: the largest number of linear maps on any path from
+the split.
 
 - The skip is the identity, or a multiple of it: the branch has a layer, i.e. a linear map or a norm.
 - The skip has depth 0 (pooling, padding, a norm, a gate, but no attention): the branch has a learned linear
@@ -12,12 +13,12 @@ the branch, went through layers. What counts is depth: the most linear maps on a
   Feature pyramids, low-rank adapters, recurrences and sums of parallel towers are not residual.
 - The branch sees what the skip carries. In Res2Net's `b + f(a)`, a and b are different parts of one tensor.
 
-Through a residual add the stream goes on along its skip. Operands whose streams have no common origin, such
+Through a residual add the stream continues along its skip. Operands whose streams have no common origin, such
 as a position embedding that is added in every layer, are not residual. In `x + f(x) + g(x)`, written in one
 forward, both additions count: the partial sum stands for its skip, x.
 
-On the branch lie the operations between the skip's own origin and the add. What enters from the side, such as
-an encoder's output, is not part of it, and the branch of a block inside belongs to that block.
+The branch consists of the operations between the origin of the skip and the add. An input from outside, such
+as an encoder's output, is not part of it, and the branch of an inner block belongs to the inner block.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ def _classify_projection(
         if weights > 1 and _count(skip, Kind.ACTIVATION):
             return "both operands went through several layers"
         if _count([*skip, *branch], Kind.RESIDUAL):
-            return "features of different depths, each with weights of its own"
+            return "features of different depths, each with its own weights"
         if not _count(branch, Kind.NORM, Kind.ACTIVATION, Kind.ATTENTION):
             return "two linear maps of one tensor"
         if _parameters(skip) & _parameters(branch):
@@ -133,7 +134,7 @@ def _between(skip: list[Node], branch: list[Node], origin: Node, end: Node) -> t
 
 
 def _depth(path: Sequence[Node], end: Node) -> int:
-    """The most linear maps on any way along the path."""
+    """The largest number of linear maps on any way along the path."""
     depths: dict[Node, int] = {}
     for node in path:
         before = max((depths.get(parent, 0) for parent in node.parents), default=0)
@@ -211,7 +212,7 @@ class ResidualAdd:
     skip_operand: int
     """0 if the skip is the left operand, 1 if it is the right one."""
     skip_is_identity: bool
-    """Whether the skip operand went through no operation of its own."""
+    """Whether no operation lies on the skip path alone."""
     skip_is_multiple: bool
     """Whether it went through copies, shifts and constant factors at most: no gate, pooling or norm."""
     skip_is_projection: bool
@@ -232,7 +233,7 @@ class ResidualAdd:
     shared_norms: tuple[str, ...]
     """Norms right before a projection skip and its branch split."""
     normalized: bool
-    """Whether a norm lies on the branch or right before it, also one that the adding forward itself calls."""
+    """Whether a norm is on the branch or right before it, including one that the adding forward calls."""
     parameters: tuple[str, ...]
     """The parameters that the block uses on its own paths."""
     scale: str | None
@@ -315,7 +316,7 @@ def _describe(add: TracedAdd, depth: int, names: dict[Node, str], doubt: str | N
 
 
 def _stream(skip: Node) -> tuple[Node, float]:
-    """What the skip operand is a constant multiple of, and the constant."""
+    """The node of which the skip operand is a constant multiple, and the constant."""
     constant = 1.0
     while skip.kind is Kind.SCALE and skip.constant is not None:
         constant *= skip.constant

@@ -64,7 +64,7 @@ class ProbeRow:
 
 
 def share_of_branch(skip: float, branch: float) -> float:
-    """The branch's fraction of the sum of both variances; 0 where both are."""
+    """The branch's fraction of the sum of both variances; 0 if both are 0."""
     total = skip + branch
     return branch / total if total else 0.0
 
@@ -79,7 +79,7 @@ def row_to_dict(row: Any) -> dict[str, Any]:
 
 
 def _mean_row(rows: Sequence[ProbeRow]) -> ProbeRow:
-    """One block of several networks: the mean of everything that was measured."""
+    """The mean of a block over several networks."""
     measured = [name for name, value in dataclasses.asdict(rows[0]).items() if isinstance(value, float)]
     means: dict[str, Any] = {name: fmean(getattr(row, name) for row in rows) for name in measured}
     return dataclasses.replace(rows[0], **means)
@@ -104,14 +104,14 @@ class ProbeReport:
 
     @property
     def verdict(self) -> Verdict:
-        """What the rows say about the network."""
+        """The conclusions from the rows."""
         return judge(self)
 
     def table(self, every: bool = False) -> str:
         """The rows as aligned text of at most 80 columns; with `every`, all rows and all columns.
 
-        Of a stage of a long network, the first, the least balanced and the last block are shown. Columns that
-        are empty throughout are left out.
+        A long network is shown by the first, the least balanced and the last block of each stage. Empty
+        columns are omitted.
         """
         shown = range(len(self.rows)) if every else self._shown()
         rows = [self.rows[i] for i in shown]
@@ -203,7 +203,7 @@ _OPTIONAL = (
     "output var",
     "before scalar",
 )
-"""The columns that give way first where all do not fit."""
+"""The columns to omit, in this order, if the table is too wide."""
 _COLUMNS = (
     ("block", "name"),
     ("l", "depth"),

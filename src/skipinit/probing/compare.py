@@ -48,7 +48,7 @@ class Comparison:
         return align(columns, numbers=True)
 
     def summary(self) -> str:
-        """What changed, in sentences."""
+        """A summary of the changes, in sentences."""
         return "\n".join(_sentences(self))
 
     def to_csv(self) -> str:

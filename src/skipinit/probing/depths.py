@@ -1,4 +1,4 @@
-"""`depth_check`: how the balance changes when a network is made deeper, a coordinate check over depth."""
+"""`depth_check`: how the balance of skip and branch changes with the depth of a network."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class DepthRow:
     """A network of one depth."""
 
     depth: int
-    """What the factory was called with."""
+    """The argument of the factory."""
     blocks: int
     output_variance: float | None
     """Of the last residual add; None if NaN or infinity came before it."""
@@ -53,7 +53,7 @@ class DepthCheck:
         return _fit(self)[0]
 
     def table(self) -> str:
-        """The rows as aligned text, without columns that are empty throughout."""
+        """The rows as aligned text. Empty columns are omitted."""
         columns = [
             ("depth", *(str(row.depth) for row in self.rows)),
             ("blocks", *(str(row.blocks) for row in self.rows)),
@@ -64,7 +64,7 @@ class DepthCheck:
         return align([column for column in columns if any(column[1:])], numbers=True)
 
     def summary(self) -> str:
-        """What the rows say, in a sentence."""
+        """A summary of the rows, in a sentence."""
         law, rate = _fit(self)
         broken = next((r for r in self.reports if r.first_nonfinite), None)
         if broken is not None:
@@ -129,9 +129,9 @@ def depth_check(
     Args:
         factory: makes a network of a given depth. It is called with torch's generator at seed 0, 1, 2 and so
             on; the generator is restored afterwards.
-        depths: what to call it with.
+        depths: the arguments for it.
         inputs: as for `probe`.
-        targets: if given, also go backward and compare the gradients of the first and the last block.
+        targets: if given, also run backward and compare the gradients of the first and the last block.
         loss: as for `probe`.
         networks: how many networks of each depth the numbers are the mean of. Theory is about the mean over
             weights; a single network scatters around it.

@@ -1,6 +1,6 @@
-"""Run a user's model once under a trace, and leave it as it was.
+"""Run a user's model once under a trace, and restore its state.
 
-`inputs` is turned into arguments here, for `probe`, `find_residual_adds` and `convert` alike.
+This module also turns `inputs` into arguments, for `probe`, `find_residual_adds` and `convert`.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from .measure import StatisticsBuffer
 
 Inputs = Tensor | torch.Size | tuple[Any, ...] | list[Any] | Mapping[str, Any]
-"""What to call a model with: a tensor, a tuple or list of arguments or a batch of a data loader, a mapping of
+"""The inputs of a model: a tensor, a tuple or list of arguments or a batch of a data loader, a mapping of
 keyword arguments, or the shape of a tensor. A shape stands for standard Gaussian values."""
 Mode = Literal["training", "whole", "evaluation"]
-"""How a model runs under a trace: as in training; the same, with no layer dropped as a whole; as in use."""
+"""How a model runs under a trace: as in training; as in training but without LayerDrop; as in evaluation."""
 
 
 def example_inputs(model: nn.Module, inputs: Inputs) -> Inputs:
@@ -110,9 +110,9 @@ def traced(
 ) -> Iterator[tuple[Tracer, Any]]:
     """Run the model once, in the context `around`; yields the trace and the model's output.
 
-    When the body ends, the model is as it was. With `statistics`, the operands of residual adds are measured.
-    With `gradients`, autograd is on, and the residual adds get
-    their gradient norms when the body goes backward.
+    When the body ends, the state of the model is restored. With `statistics`, the operands of residual adds
+    are measured. With `gradients`, autograd is on, and a backward pass in the body gives the residual adds
+    their gradient norms.
     """
     check_model(model)
     args, kwargs = arguments_of(model, inputs)
@@ -125,7 +125,7 @@ def traced(
         )
     for tensor in tensors:
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-            raise ConfigError(f"the input {_describe(tensor)} holds NaN or infinity before the model saw it")
+            raise ConfigError(f"the input {_describe(tensor)} holds NaN or infinity before the model runs")
     tracer = Tracer(model, tensors, statistics)
     if around is None:
         around = GradientHooks if gradients else nullcontext
@@ -225,13 +225,13 @@ def _preserve_generators(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _eager_execution() -> Iterator[None]:
-    """Fused attention layers and compiled modules hide their additions: run them operation by operation."""
+    """Run fused attention layers and compiled modules operation by operation; they hide their additions."""
     fast_path = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     with ExitStack() as stack:
         if "torch._dynamo" in sys.modules:  # Nothing is compiled otherwise, and importing it takes a second.
             stack.enter_context(torch.compiler.set_stance("force_eager"))
-            # It warns that hooks see a compiled module and the one in it: two names for one call, no harm.
+            # Ignore its warning that hooks see both a compiled module and the module in it.
             stack.enter_context(warnings.catch_warnings())
             warnings.filterwarnings("ignore", "Using `torch.compile")
         try:

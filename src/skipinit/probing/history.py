@@ -1,4 +1,4 @@
-"""What a watched training was like: for each measured step, one row per residual block."""
+"""The result of `watch`: for each measured step, one row per residual block."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ QUANTITIES = {
     "parameter_gradient_norm": "gradient norm of the block's parameters",
     "update_ratio": "update / weight of the block's parameters",
 }
-"""What a row holds for each block, in words."""
+"""The quantities of a row, and their labels in plots and texts."""
 
 
 @dataclass(frozen=True, slots=True)
 class WatchRow:
-    """One residual block at one step of a training. What was not seen is None."""
+    """One residual block at one step of a training. A quantity that was not measured is None."""
 
     name: str
     depth: int
@@ -38,7 +38,7 @@ class WatchRow:
     branch_variance: float
     """At the end of the branch, after its scale."""
     scale: float | None = None
-    """The learned factor at the end of the branch, as it multiplies; the root mean square of many values."""
+    """The learned factor at the end of the branch; the root mean square if it has several values."""
     gradient_norm: float | None = None
     """Of the loss with respect to the block's output."""
     parameter_gradient_norm: float | None = None
@@ -75,7 +75,7 @@ class Measurement:
                     yield f"{quantity}/{row.name}", value
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data without loss: what is not finite stays so."""
+        """Plain data without loss: NaN and infinity are kept."""
         return {"step": self.step, "rows": [dataclasses.asdict(row) for row in self.rows]}
 
     @staticmethod
@@ -92,7 +92,7 @@ class WatchReport:
     model: str
     measurements: tuple[Measurement, ...]
     remark: str = ""
-    """Why there is nothing to see, or what could not be seen."""
+    """Why there are no measurements, or what they lack."""
 
     @property
     def steps(self) -> tuple[int, ...]:
@@ -101,7 +101,7 @@ class WatchReport:
 
     @property
     def blocks(self) -> tuple[str, ...]:
-        """The names of all blocks that were seen, in the order of their depth."""
+        """The names of all measured blocks, in order of depth."""
         depths: dict[str, int] = {}
         for row in (row for measured in self.measurements for row in measured.rows):
             # In a pass that drops layers, later blocks have a smaller depth than in a whole one.
@@ -109,7 +109,7 @@ class WatchReport:
         return tuple(sorted(depths, key=lambda name: depths[name]))
 
     def series(self, block: str, quantity: str = "branch_share") -> list[float | None]:
-        """One quantity of one block, for each of `steps`; None where it was not seen."""
+        """One quantity of one block, for each of `steps`; None where it was not measured."""
         if quantity not in QUANTITIES:
             raise unknown_name("quantity", quantity, QUANTITIES)
         if block not in self.blocks:
@@ -118,7 +118,7 @@ class WatchReport:
         return [getattr(rows[block], quantity) if block in rows else None for rows in found]
 
     def table(self) -> str:
-        """The first and the last measured step side by side, without columns that are empty throughout."""
+        """The first and the last measured step side by side. Empty columns are omitted."""
         if not self.measurements:
             return ""
         first, last = self.measurements[0], self.measurements[-1]
@@ -171,7 +171,7 @@ class WatchReport:
         return "\n\n".join(part for part in (self.table(), wrap(self.summary())) if part)
 
     def summary(self) -> str:
-        """What the measurements say, in sentences."""
+        """A summary of the measurements, in sentences."""
         return "\n".join(_sentences(self))
 
     def _repr_html_(self) -> str:
@@ -182,7 +182,7 @@ CSV_COLUMNS = ("step", *_FIELDS, "branch_share")
 
 
 def percent(share: float) -> str:
-    """12.3 %, and what is small with its first digits: 0.0046 %."""
+    """12.3 %, and small shares with two significant digits: 0.0046 %."""
     return f"{100 * share:.1f} %" if share >= 0.1 else f"{100 * share:.2g} %"
 
 
@@ -239,7 +239,7 @@ def _names(names: Sequence[str]) -> str:
 
 
 def check_settings(every: int, limit: int) -> None:
-    """Raise if these are not a number of steps and a number of measurements."""
+    """Raise unless both are whole numbers in their allowed range."""
     if not isinstance(every, Integral) or every < 1:
         raise ConfigError(f"every={every!r} is not allowed; measure every 1 or more steps, a whole number")
     if not isinstance(limit, Integral) or limit < 2:

@@ -63,11 +63,12 @@ class Prediction:
 
 
 def predict(report: ProbeReport) -> Prediction | None:
-    """What theory predicts for these rows; None where its assumptions fail.
+    """The prediction of the paper's theory for these rows; None if its assumptions do not hold.
 
-    They are: the skip of each block is the sum of the block before, up to one constant by which both paths
-    are multiplied; branches are normalized, with variance 1, or unnormalized, with one scalar. A projection
-    of a normalized tensor starts the count of blocks anew. Projections alone of others follow no law.
+    The assumptions: the skip of each block is the sum of the block before, up to one constant that multiplies
+    both paths; branches are normalized, with variance 1, or unnormalized, with one scalar. A projection of a
+    normalized tensor restarts the count of blocks. If every skip is a projection of another tensor, there is
+    no law.
     """
     adds, rows = report.adds, report.rows
     constant = _common_constant(adds)
@@ -98,11 +99,12 @@ def predict(report: ProbeReport) -> Prediction | None:
 
 
 def stages(adds: Sequence[ResidualAdd]) -> list[list[int]]:
-    """Row numbers, split before each block that does not go on from the one before it.
+    """Row numbers, split before each block that does not continue the one before it.
 
-    It goes on if its skip is that block's sum; or if the skips of both are the identity on tensors of one
-    shape, with at most an activation or a norm between them, such as the ReLU of ResNet-V1. A layer that
-    changes the shape between two blocks may have any variance, and so may a projection that no ReLU follows.
+    A block continues another if its skip is that block's sum; or if the skips of both are the identity on
+    tensors of one shape, with at most an activation or a norm between them, such as the ReLU of ResNet-V1. A
+    layer that changes the shape between two blocks may have any variance, and so may a projection that no
+    ReLU follows.
     """
     runs: list[list[int]] = []
     for index, add in enumerate(adds):
@@ -123,7 +125,7 @@ def _is_stream(add: ResidualAdd) -> bool:
 
 
 def _common_constant(adds: Sequence[ResidualAdd]) -> float | None:
-    """What each sum is multiplied by before the next block; None if anything else happens to it."""
+    """The constant that multiplies each sum before the next block; None if there is another operation."""
     pairs = [(before, add) for before, add in pairwise(adds) if add.skip_is_identity or add.continues]
     constants = {add.skip_constant for _, add in pairs} or {1.0}
     return constants.pop() if len(constants) == 1 and all(a.continues == b.name for b, a in pairs) else None

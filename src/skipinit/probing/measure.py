@@ -32,15 +32,15 @@ def probe(
 ) -> ProbeReport:
     """Measure both operands of every residual add in one forward pass of `model` on `inputs`.
 
-    The model runs in training mode, so batch norm uses the statistics of these inputs. Afterwards the model
-    is as it was: mode, buffers, gradients, hooks, random generators. A model without residual adds gives a
+    The model runs in training mode, so batch norm uses the statistics of these inputs. Mode, buffers,
+    gradients, hooks and random generators are restored. A model without residual adds gives a
     report without rows, whose text says which additions were seen.
 
     Args:
         model: any module; its residual adds are found, whatever its layers are called.
         inputs: a tensor, a tuple or list of arguments or a batch of a data loader, a dictionary of keyword
             arguments, or a shape, which stands for Gaussian values.
-        targets: if given, also go backward and measure gradients.
+        targets: if given, also run backward and measure gradients.
         loss: a function of the model's output and the targets; cross-entropy by default, for integer targets.
 
     >>> model = skipinit.create_model("wrn52_1", scheme="batchnorm")
@@ -54,7 +54,7 @@ def probe(
 def measure(
     model: nn.Module, inputs: Inputs, mode: Mode, targets: Tensor | None = None, loss: Loss | None = None
 ) -> ProbeReport:
-    """`probe`, of the model in that mode."""
+    """`probe` with the model in the given mode."""
     if loss is not None and not callable(loss):
         raise ConfigError(f"loss={loss!r} is no function of the model's output and the targets")
     statistics = StatisticsBuffer()
@@ -81,7 +81,7 @@ def find_residual_adds(model: nn.Module, inputs: Inputs) -> list[ResidualAdd]:
     """The residual adds of one forward pass of `model` on `inputs`; an empty list if it has none.
 
     The model runs without gradients, its layers in training mode; no layer is dropped at random as a whole
-    (LayerDrop). Afterwards it is as it was.
+    (LayerDrop). Its state is restored afterwards.
 
     Args:
         model: any module.
@@ -114,7 +114,7 @@ class _Measurements:
 
 
 def fetch(tensors: Iterable[Tensor]) -> list[float]:
-    """All their values in one copy; a model may be spread over devices."""
+    """All their values, in one copy to the host; a model may be spread over devices."""
     flat = [tensor.detach().flatten() for tensor in tensors]
     if not flat:
         return []

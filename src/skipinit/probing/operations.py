@@ -1,8 +1,8 @@
 """The operations of a forward pass: what kind each one is, the graph they form, and what is known about the
 tensors they work on.
 
-Operations are identified by the names that PyTorch's dispatcher gives them. A few names cover modules,
-functions and operators alike.
+Operations are identified by the names that PyTorch's dispatcher gives them. Modules, functions and operators
+share these names.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Kind(Enum):
     ATTENTION = "product of data and data, as in attention"
     ACTIVATION = "activation"
     SCALE = "multiplication by something that is not data"
-    PASS = "copy or dropout: the tensor goes on as it was"
+    PASS = "copy or dropout"
     SHIFT = "addition of something that is not data, such as a bias"
     RESIDUAL = "residual add"
     OTHER = "anything else"
@@ -187,7 +187,7 @@ class Node:
     from_data: bool = True
     """Whether the batch has a part in it; otherwise parameters and constants alone."""
     layered: bool = True
-    """Without data: whether a linear map has a part in it, so that it is no mere weight."""
+    """Without data: whether a linear map took part, so that it is not only a weight."""
 
 
 def split_paths(a: Node, b: Node, along_skips: bool = False) -> tuple[list[Node], list[Node], Node | None]:
@@ -224,7 +224,7 @@ def split_paths(a: Node, b: Node, along_skips: bool = False) -> tuple[list[Node]
 
 
 def origins(node: Node, learned: bool, along_skips: bool = False) -> tuple[Node, ...]:
-    """What an operation worked on, learned tensors too where an operand of the add is one."""
+    """The inputs of an operation; with `learned`, also learned tensors."""
     if along_skips and node.stream is not None:
         return (node.stream,)
     return node.parents + node.sources if learned else node.parents

@@ -44,7 +44,7 @@ class Series:
     band: tuple[Sequence[float], Sequence[float]] | None = None
     """Lower and upper edge of the measurements' scatter."""
     breaks: Sequence[int] = ()
-    """Where a stage begins: the predicted line starts anew at these indices."""
+    """Indices at which a stage begins: the predicted line is interrupted there."""
 
 
 def check_suffix(path: Path) -> None:
@@ -103,7 +103,7 @@ def draw_variances(axes: Axes, report: ProbeReport, theory: Prediction | None = 
 
 
 def legend_above(axes: Axes, columns: int = 3) -> None:
-    """Outside the axes, where it covers no curve."""
+    """Put the legend above the axes, where it covers no curve."""
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, frameon=False, fontsize="small")
 
 

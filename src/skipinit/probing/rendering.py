@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 WIDTH = 80
 """Columns of a terminal."""
 _ROWS = 200
-"""A longer table is cut in the middle: notebooks keep what they show."""
+"""A longer table is cut in the middle, because notebooks store their outputs."""
 _CELL = "text-align:right;padding:1px 8px;font-variant-numeric:tabular-nums"
 _BAR = "display:inline-block;height:0.7em;background:#D55E00"
 _TRACK = "display:inline-block;width:80px;text-align:left;border-left:1px solid #888"
@@ -90,7 +90,7 @@ def report_html(report: ProbeReport) -> str:
 
 
 def history_html(report: WatchReport) -> str:
-    """The last measurement of a training and what all of them say."""
+    """The last measurement of a training, and the summary of all."""
     titles = ("block", "skip var", "branch var", "α", "update / weight", "branch share")
     last = report.measurements[-1].rows if report.measurements else ()
     rows = [
@@ -105,7 +105,7 @@ def history_html(report: WatchReport) -> str:
 
 
 def table_html(table: str, text: str) -> str:
-    """A table of text as it is, and the text below it."""
+    """A preformatted table, with text below it."""
     return f"<div><pre>{escape(table)}</pre>{_paragraphs(text)}</div>"
 
 

@@ -1,9 +1,9 @@
-"""One step of a training while it is measured.
+"""One measured step of a training.
 
 The forward pass runs under the tracer of `probe`. The tracer reads the operands of each addition and reduces
-them on the device; it changes no number of the pass. Hooks on the sums reduce their gradients on the way
-back, and the optimizer's own hooks give gradients and updates of the parameters. Nothing is read by the host
-until `fetch`, which copies one vector.
+them on the device; it changes no number of the pass. Hooks on the sums reduce their gradients in the
+backward pass, and hooks of the optimizer give gradients and updates of the parameters. The host reads
+nothing until `fetch`, which copies one vector.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Snapshot:
     """The numbers of one step, on the device.
 
     Args:
-        step: how many updates the parameters had before.
+        step: the number of updates before this step.
         model: the module that gives names to blocks and parameters.
     """
 
@@ -45,7 +45,7 @@ class Snapshot:
         self._parameters: dict[str, nn.Parameter] = {}
         self._before: dict[str, Tensor] = {}
         self._norms: dict[tuple[str, str], Tensor] = {}
-        """Keyed by what it is of and a name: weight, gradient, update of a parameter, scale of a block."""
+        """Keyed by quantity and name: weight, gradient or update of a parameter, scale of a block."""
 
     def open(self, inputs: Any) -> None:
         """Begin to trace the forward pass that runs next, on these inputs."""
@@ -56,7 +56,7 @@ class Snapshot:
         self._modes.enter_context(GradientHooks(self._tracer))
 
     def close(self) -> None:
-        """The forward pass is over: keep its residual adds and the present scales."""
+        """End the trace after the forward pass; keep its residual adds and the current scales."""
         self._modes.close()
         self._traced = self._tracer.adds
         self._adds = describe_adds(self._traced, type(self._model).__name__)
@@ -69,15 +69,15 @@ class Snapshot:
                 self._norms["scale", add.name] = _scale(scaling.factor)
 
     def pass_eagerly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Trace a pass of its own, without gradients, for a model whose additions are compiled.
+        """Trace an additional eager pass without gradients, for a model whose additions are compiled.
 
-        Buffers and random generators are as before, so that the compiled pass computes what it would have.
+        Buffers and random generators are restored, so that the compiled pass computes the same as without it.
         """
         args, kwargs = arguments_of(self._model, args)[0], arguments_of(self._model, kwargs)[1]
         self._tracer = Tracer(self._model, list(tensors_in((args, kwargs))), self._statistics)
         with preserve_state(self._model), torch.no_grad(), self._tracer:
             self._model(*args, **kwargs)
-        torch.clear_autocast_cache()  # It holds casts of the parameters that do not lead to their gradients.
+        torch.clear_autocast_cache()  # Its casts of the parameters were made without gradients.
         self.close()
 
     @property
@@ -86,13 +86,13 @@ class Snapshot:
         return bool(self._adds)
 
     def explain_nothing(self) -> str:
-        """Which additions were seen instead, in a sentence."""
+        """Say in a sentence which additions the pass had, and why none is residual."""
         name, rejected = type(self._model).__name__, dict(self._tracer.rejected.most_common())
         empty = ProbeReport(name, (), (), 0, operations=self._tracer.operations, rejected=rejected)
         return str(empty.verdict)
 
     def before_update(self, held: Sequence[Tensor] | None = None) -> None:
-        """Copy the blocks' parameters that an optimizer holds; all of them if it is not known which."""
+        """Copy the blocks' parameters that an optimizer holds; all of them if `held` is None."""
         for name, parameter in self._held(held):
             self._before.setdefault(name, parameter.detach().clone())
 

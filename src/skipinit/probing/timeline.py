@@ -53,7 +53,7 @@ def plot_history(report: WatchReport, path: Path, quantity: str, blocks: Sequenc
 
 
 def some_blocks(report: WatchReport) -> list[str]:
-    """As many blocks as there are colours, from the first to the last."""
+    """One block for each colour, evenly spaced from the first to the last."""
     last, chosen = len(report.blocks) - 1, min(len(COLORS), len(report.blocks))
     return [report.blocks[round(i * last / max(1, chosen - 1))] for i in range(chosen)]
 
@@ -72,7 +72,7 @@ def draw_heat_map(axes: Axes, report: WatchReport, quantity: str) -> None:
         cmap=colors,
         rasterized=True,
     )
-    axes.set_facecolor("#dddddd")  # Where nothing was measured, or NaN.
+    axes.set_facecolor("#dddddd")  # Not measured, or NaN.
     axes.figure.colorbar(mesh, ax=axes, label=QUANTITIES[quantity])
     axes.invert_yaxis()
     axes.set_xlabel("step")
@@ -108,7 +108,7 @@ def draw_lines(axes: Axes, report: WatchReport, quantity: str, blocks: Sequence[
 
 
 def _color_scale(values: NDArray[np.float64], quantity: str) -> tuple[Normalize, str]:
-    """Shares from 0 up, scales around 0 in two colours, norms and variances by their logarithm."""
+    """Linear from 0 for shares, two colours around 0 for scales, logarithmic for norms and variances."""
     known = values[np.isfinite(values)]
     top = float(np.abs(known).max()) if known.size else 1.0
     if quantity == "scale":

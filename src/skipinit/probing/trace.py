@@ -1,8 +1,7 @@
 """Trace one forward pass, operation by operation, and find its residual adds.
 
-A dispatch mode sees every tensor operation, whoever wrote it. What is known about a tensor is keyed by its
-storage and is dropped together with it, so no activation is kept alive. What stays of each operation is one
-small node of the graph.
+A dispatch mode sees every tensor operation. The info about a tensor is keyed by its storage and is dropped
+together with it, so no activation is kept alive. Each operation leaves one small node in the graph.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ class ModuleCall(NamedTuple):
 class Tracer(TorchDispatchMode):
     """Finds the residual adds of `model` while it runs on `inputs`.
 
-    If `statistics` are wanted, both operands and the sum of each are measured into them.
+    With `statistics`, both operands and the sum of each add are measured into that buffer.
     """
 
     def __init__(
@@ -106,7 +105,7 @@ class Tracer(TorchDispatchMode):
         super().__exit__(*exception)  # type: ignore[no-untyped-call]
         for hook in self._hooks:
             hook.remove()
-        # A recurrent cell of the user's own is known by its second step.
+        # A recurrent cell in the user's code is recognized by its second step.
         if recurrent := recurrent_adds(self.adds):
             self.rejected[_RECURRENT] += len(recurrent)
             self.adds = [add for add in self.adds if add not in recurrent]
@@ -331,8 +330,10 @@ class Tracer(TorchDispatchMode):
     def _measure_input(
         self, node: Node, operation: str, tensors: Sequence[Tensor], infos: Sequence[TensorInfo | None]
     ) -> None:
-        """Measure the input of a batch norm, or of a scale by a tensor or by 0, which cannot be divided out:
-        when its block is found, it is gone."""
+        """Measure the input of a batch norm, or of a scale by a tensor or by 0, which cannot be divided out.
+
+        It must be now: when the block is found, the input no longer exists.
+        """
         if self.statistics is None or node.kind not in (Kind.SCALE, Kind.NORM):
             return
         tensor, info = next((t, i) for t, i in zip(tensors, infos, strict=True) if i is not None)

@@ -1,6 +1,4 @@
-"""What the rows of a probe say about a network: a verdict in sentences, and `report.check`, which fails as a
-line of someone's tests with the blocks that break its rules.
-"""
+"""The verdict of a probe in sentences, and the rules of `report.check`, which a test suite can call."""
 
 from __future__ import annotations
 
@@ -40,7 +38,7 @@ class Growth:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the rows say about the network. The first three are None if there are no rows."""
+    """The conclusions from the rows. The first three are None if there are no rows."""
 
     biased_to_identity: bool | None
     typical_branch_share: float | None
@@ -49,7 +47,7 @@ class Verdict:
     """The block whose branch share is farthest from one half."""
     growth: Growth
     text: str
-    """All of it in sentences."""
+    """The verdict in sentences."""
 
     def __str__(self) -> str:
         return self.text
@@ -81,7 +79,7 @@ def judge(report: ProbeReport) -> Verdict:
 
 def _explain_no_rows(report: ProbeReport) -> str:
     if report.first_nonfinite:
-        return f"NaN or infinity appears in the very first block, {report.first_nonfinite}: no rows to show."
+        return f"NaN or infinity appears in the first block, {report.first_nonfinite}: no rows to show."
     additions = "none"
     if report.rejected:
         reasons = "; ".join(f"{count} because {reason}" for reason, count in report.rejected.items())

@@ -1,7 +1,7 @@
-"""`watch`: the balance of skip and branch over a whole training, in anyone's loop.
+"""`watch`: the balance of skip and branch over a whole training, in any training loop.
 
 Hooks on the model's forward and on the steps of optimizers count the steps. Between measurements they do
-nothing else. A step that is due runs under a `Snapshot`, which reads the very pass that trains.
+nothing else. A step to be measured runs under a `Snapshot`, which reads the training pass itself.
 
 A step is an update: the first forward in training mode after an optimizer has updated parameters of the model
 begins the next step, and so does a second update by the same optimizer. So accumulated micro-batches are one
@@ -31,24 +31,24 @@ from .history import Measurement, WatchReport, check_settings
 from .snapshot import Snapshot
 
 Writer = Callable[[Measurement], None]
-"""What gets each measurement as soon as it is complete."""
+"""A function that is called with each measurement when it is complete."""
 
 _FORMAT = 1
 _PARALLEL = (nn.parallel.DistributedDataParallel, nn.DataParallel)
 
 
 def watch(model: nn.Module, every: int = 100, limit: int = 1000, writers: Iterable[Writer] = ()) -> Watch:
-    """Measure every residual block of `model` at every so many steps of its training, from now on.
+    """Measure every residual block of `model` every `every` steps of its training, from now on.
 
     Call it before the training loop, with the module that the loop calls. Losses and parameters are the same
     with and without it, to the bit.
 
     Args:
         model: any module, also one wrapped by `DistributedDataParallel` or `torch.compile`.
-        every: how many steps lie between two measurements. A step is an update of the parameters.
-        limit: how many measurements to keep. When there are more, every second one is dropped and `every`
-            is doubled.
-        writers: functions that get each `Measurement`, such as those of `skipinit.callbacks`.
+        every: the number of steps between two measurements. A step is an update of the parameters.
+        limit: the number of measurements to keep. When there are more, every second one is dropped and
+            `every` is doubled.
+        writers: functions that are called with each `Measurement`, such as those of `skipinit.callbacks`.
 
     >>> model = skipinit.create_model("wrn10_1", scheme="skipinit", num_classes=10)
     >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -66,7 +66,7 @@ def watch(model: nn.Module, every: int = 100, limit: int = 1000, writers: Iterab
 class Watch:
     """Measures the residual blocks of a model while it trains; `skipinit.watch` makes and starts one.
 
-    As a context manager it stops at the end. Stopped, it leaves nothing behind in the model.
+    As a context manager it stops at the end of the block. After it has stopped, no hook is left in the model.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Watch:
         self.every = int(every)
         self.limit = int(limit)
         self.step = 0
-        """How many updates the parameters had since the training began."""
+        """How many updates were counted; the last one counts when the next forward or `report` comes."""
         self._called, self._model = _unwrap(model)
         self._writers = check_writers(writers)
         self._measurements: list[Measurement] = []
@@ -95,10 +95,10 @@ class Watch:
         self._forwards = 0
 
     def start(self, within_update: bool = False) -> Watch:
-        """Watch from the next forward on.
+        """Start to watch, from the next forward on.
 
         Args:
-            within_update: whether an optimizer's step is under way, whose closure runs the forward.
+            within_update: whether the forward runs in the closure of an optimizer's `step` that has begun.
         """
         self._updating = within_update
         if not self._handles:
@@ -115,7 +115,7 @@ class Watch:
         return self
 
     def stop(self) -> None:
-        """Remove all hooks. The measurements stay; `start` goes on."""
+        """Remove all hooks. The measurements are kept; `start` resumes."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -129,7 +129,7 @@ class Watch:
         self.stop()
 
     def report(self) -> WatchReport:
-        """What was measured so far."""
+        """The measurements so far."""
         self._end_step()
         return WatchReport(type(self._model).__name__, tuple(self._measurements), self._explain())
 
@@ -140,7 +140,7 @@ class Watch:
         self._updated = self._ever_updated = True
 
     def state_dict(self) -> dict[str, Any]:
-        """Steps and measurements as plain data, to be saved with a checkpoint of the training."""
+        """Steps and measurements as plain data, to save with a checkpoint of the training."""
         self._end_step()
         return {
             "format": _FORMAT,
@@ -150,7 +150,7 @@ class Watch:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where the training of `state_dict` was; replaces what was measured."""
+        """Continue from a `state_dict`. It replaces the measurements and `every`."""
         if state.get("format") != _FORMAT:
             raise ConfigError(f"the state of a watch has format {state.get('format')}; {_FORMAT} is readable")
         self._abandon_trace()
@@ -163,9 +163,9 @@ class Watch:
     # Hooks, in the order in which they fire during a step.
 
     def before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """The hook before the forward; call it yourself where that call had begun before `start`."""
+        """The hook before the forward; call it yourself if the forward had begun before `start`."""
         self._abandon_trace()
-        # A copy of the model may share its hooks; checkpointing runs a forward again while it goes backward.
+        # A copy of the model may share its hooks; checkpointing repeats a forward during the backward pass.
         in_backward = torch._C._current_graph_task_id() != -1
         training = self._model.training and torch.is_grad_enabled() and not in_backward
         if module is not self._called or not training:
@@ -218,7 +218,7 @@ class Watch:
             self._updating, self._updated, self._ever_updated = False, True, True
 
     def _end_step(self) -> None:
-        """If the parameters were updated since the last forward, count the step and keep its measurement."""
+        """Count the step and keep its measurement, if the parameters were updated since the last forward."""
         if self._updated:
             self._finish()
             self.step += 1
@@ -238,7 +238,7 @@ class Watch:
             write(measurement)
 
     def _abandon_trace(self) -> None:
-        """Leave a pass that was interrupted, as by Ctrl-C."""
+        """Close the trace of a pass that was interrupted, for example by Ctrl-C."""
         if self._tracing and self._snapshot is not None:
             self._snapshot.close()
             self._due = self._snapshot.step
@@ -283,7 +283,7 @@ def check_writers(writers: Iterable[Writer]) -> tuple[Writer, ...]:
 class _Hook:
     """Calls a method of a watch. In copies and pickles of the model it does nothing.
 
-    `torch.compile` calls it as it is instead of compiling it.
+    `torch.compile` does not compile it.
     """
 
     def __init__(self, method: Callable[..., None] | None) -> None:
@@ -302,9 +302,9 @@ class _Hook:
 
 
 def _unwrap(model: nn.Module) -> tuple[nn.Module, nn.Module]:
-    """The module whose calls are the training's, and the one whose names the blocks have.
+    """The module to hook, and the module that gives names to the blocks.
 
-    What is compiled is called from outside: hooks there do not break its graph.
+    A compiled module is hooked on its wrapper, so that the hooks do not break its graph.
     """
     called = model
     while isinstance(called, _PARALLEL):
@@ -320,7 +320,7 @@ def _is_optimized(module: nn.Module) -> bool:
 
 
 def _is_compiled(model: nn.Module) -> bool:
-    """Whether this call of the model runs compiled code, in which single additions cannot be seen."""
+    """Whether this call of the model runs compiled code, which hides single additions."""
     from torch._dynamo import eval_frame
 
     inside = getattr(eval_frame, "_in_optimized_module", False) or _in_compiled_function()
@@ -330,7 +330,7 @@ def _is_compiled(model: nn.Module) -> bool:
 
 
 def _in_compiled_function() -> bool:
-    """Whether a function calls the model that `torch.compile` has wrapped, such as a whole training step."""
+    """Whether the caller was wrapped by `torch.compile`, for example a whole training step."""
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         if frame.f_code.co_name == "compile_wrapper" and "torch" in frame.f_code.co_filename:
