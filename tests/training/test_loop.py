@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, ClassVar
 from unittest import mock
 
 import numpy as np
@@ -18,7 +18,7 @@ from skipinit.data.catalog import describe
 from skipinit.data.images import ImageSet
 from skipinit.errors import ConfigError
 from skipinit.training.control import Stop
-from skipinit.training.loop import OneGraph, train_together
+from skipinit.training.loop import BesideGraph, OneGraph, train_together
 from skipinit.training.records import EpochRecord
 from skipinit.training.run import Run
 from skipinit.training.sources import DeviceImages, open_data
@@ -137,6 +137,75 @@ def test_a_rehearsal_of_more_steps_than_are_left_raises_nothing_and_leaves_no_tr
     _assert_bit_equal(rehearsed, plain)
     for _ in range(20):  # as the speed of a pack is measured
         rehearsed.train_step()
+
+
+class _FakeStream:
+    """What CUDA knows of a stream: whether it depends on the main one, which has not waited for it since."""
+
+    unjoined: ClassVar[set[_FakeStream]] = set()
+
+    def wait_stream(self, other: _FakeStream) -> None:
+        if other is _MAIN:
+            self.unjoined.add(self)
+        self.unjoined.discard(other)
+
+
+_MAIN = _FakeStream()
+
+
+class _FakeCapture:
+    """`torch.cuda.graph`: an end of the capture with a stream that has not been waited for is an error."""
+
+    def __init__(self, graph: object, pool: object, capture_error_mode: str) -> None:
+        assert capture_error_mode == "thread_local"
+
+    def __enter__(self) -> None:
+        self.outside = {*_FakeStream.unjoined}
+
+    def __exit__(self, *raised: object) -> None:
+        if _FakeStream.unjoined - self.outside:
+            raise RuntimeError("CUDA error: cudaErrorStreamCaptureUnjoined")
+
+
+@pytest.fixture
+def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    fakes = {"Stream": _FakeStream, "current_stream": lambda: _MAIN, "graph": _FakeCapture}
+    for name in ("CUDAGraph", "graph_pool_handle"):
+        fakes[name] = mock.MagicMock()
+    for name, fake in fakes.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+
+
+def _three_runs() -> list[Run]:
+    data = open_data("digits", _WORLD.device)
+    configs = [_config("skipinit", seed) for seed in range(3)]
+    return [Run(config, data.source(config, _WORLD), _WORLD, 1024) for config in configs]
+
+
+def test_a_lack_of_memory_during_a_capture_is_seen_as_such(fake_cuda: None) -> None:
+    """A pack is halved for it, and for no other error."""
+    runs, calls = _three_runs(), []
+
+    def work(run: Run) -> None:
+        calls.append(run)
+        if len(calls) == 3 * len(runs) + 2:  # each is warmed up by three
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        OneGraph(runs, capture_scores=False)._capture(work)
+    assert calls[-2:] == runs[:2]
+
+
+def test_the_stream_of_own_models_is_waited_for_when_one_raises(fake_cuda: None) -> None:
+    runs = _three_runs()
+    runs[2].own = True
+    pack = BesideGraph(runs, capture_scores=False)
+    with mock.patch.object(Run, "train_step"):
+        pack.step()
+        with mock.patch.object(pack.own, "step", side_effect=KeyError), pytest.raises(KeyError):
+            pack.step()
+    assert not _FakeStream.unjoined
 
 
 @pytest.mark.parametrize(

@@ -87,15 +87,20 @@ class OneGraph:
         graph = torch.cuda.CUDAGraph()
         for run in self.runs:
             graph.register_generator_state(run.generator)
-        results = []
-        with torch.cuda.graph(graph, pool=self.pool):
+        results: list[Any] = []
+        # Of this thread alone: another one may pin the next photographs meanwhile, which CUDA would refuse.
+        with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
             main = torch.cuda.current_stream()
-            for run, stream in zip(self.runs, self.streams, strict=True):
-                stream.wait_stream(main)
-                with torch.cuda.stream(stream):
-                    results.append(work(run))
-            for stream in self.streams:
-                main.wait_stream(stream)
+            forked: list[torch.cuda.Stream] = []
+            try:
+                for run, stream in zip(self.runs, self.streams, strict=True):
+                    stream.wait_stream(main)
+                    forked.append(stream)
+                    with torch.cuda.stream(stream):
+                        results.append(work(run))
+            finally:  # after an error, too: a capture that ends unjoined raises, which would hide the error
+                for stream in forked:
+                    main.wait_stream(stream)
         return graph, results
 
     def _warm_up(self, work: Callable[[Run], object]) -> None:
@@ -130,9 +135,11 @@ class BesideGraph:
         main = torch.cuda.current_stream()
         self.stream.wait_stream(main)
         self.graph.step()  # the host does not wait for it
-        with torch.cuda.stream(self.stream):
-            self.own.step()
-        main.wait_stream(self.stream)
+        try:
+            with torch.cuda.stream(self.stream):
+                self.own.step()
+        finally:  # after an error, too: other runs may get the memory that this stream still uses
+            main.wait_stream(self.stream)
 
     def score(self, score: Score) -> list[Tensor]:
         """What `score` makes of every run, in evaluation mode."""
