@@ -184,6 +184,11 @@ def test_what_in_memory_cannot_be_data_is_refused_and_nothing_written(
         "data: train is a generator; it must be (images, labels), or a Dataset of a length": (
             x for x in "ab"
         ),
+        "data: train is a Tensor; it must be (images, labels), or a Dataset of a length": normal,
+        "data: train cannot be read; its examples must be images of one shape, each with its class (Got": (
+            normal.bfloat16(),
+            test[1],
+        ),
         "data: train_images are float32 that are no pixels k / 255; give uint8": (normal, test[1]),
         "data: train cannot be read; its examples must be images of one shape": _Dataset(odd, test[1]),
         "data: train_images is empty, of shape (0, 1, 8, 8)": (normal[:0], test[1][:0]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import replace
@@ -62,6 +63,7 @@ def test_two_at_once_give_the_numbers_of_one_at_a_time(
 ) -> None:
     grid, before, heard = Grid(_TRIALS), _children(), Counter[str]()
     run_sweep(grid, tmp_path / "alone", device="cpu", progress=False)
+    monkeypatch.setattr(sys, "path", [Path(), *sys.path])  # which Python ignores
     monkeypatch.setattr("skipinit.sweeping.workers.usable_cores", lambda: 2)
 
     def observer(event: Event) -> None:

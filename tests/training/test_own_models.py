@@ -290,9 +290,12 @@ def test_models_that_cannot_be_trained_are_refused_and_leave_nothing(
     assert not out.exists()
 
 
-def test_images_that_the_model_cannot_take_are_refused(data: str) -> None:
+def test_images_or_a_device_that_do_not_fit_are_refused(data: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"small_net: its model cannot take images \(N, 3, 32, 32\)"):
         _train(make_train_config(ModelConfig(_PATH), "gaussian"))
+    monkeypatch.setattr("support.own_models.small_net", lambda: SmallNet().to("meta"))
+    with pytest.raises(ConfigError, match="its model is on meta; it must be on the CPU"):
+        _train(_config(data))
 
 
 def test_a_factory_that_gives_two_runs_one_model_is_refused(data: str) -> None:
@@ -325,8 +328,9 @@ def test_from_python_a_function_and_tensors(
     config = make_train_config(small_net, in_memory, **options)
     assert config.model.name == _PATH
     assert config == make_train_config(small_net, in_memory, **options)
-    [grid_config] = expand({"model": small_net, "data": in_memory, **options}).trials
-    assert grid_config == config
+    for model in (small_net, [small_net, _PATH]):
+        [grid_config] = expand({"model": model, "data": in_memory, **options}).trials
+        assert grid_config == config
     named = _train(_config(data, epochs=1, convert="skipinit"))
     result = _train(config, tmp_path / "run")
     assert [replace(each, images_per_second=0) for each in result.records] == [

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 
@@ -61,6 +62,11 @@ def test_folders_follow_the_imagenet_protocol() -> None:
 def test_a_value_that_is_not_allowed_is_named(given: dict[str, float], line: str) -> None:
     with pytest.raises(ConfigError, match=line):
         make_train_config(_MODEL, "cifar10", **given)
+
+
+def test_the_text_of_a_model_is_refused_with_what_to_write() -> None:
+    with pytest.raises(ConfigError, match=r"model is the text 'wrn10_1'; give ModelConfig\('wrn10_1'\)"):
+        make_train_config(cast(Any, "wrn10_1"), "digits")
 
 
 def test_a_network_refuses_values_of_another_type() -> None:

@@ -76,15 +76,18 @@ def keep_arrays(train: Any, test: Any) -> str:
 
 def _split(split: Any, part: str) -> tuple[NDArray[Any], NDArray[Any]]:
     """Images and labels of a split."""
-    if isinstance(split, tuple | list) and len(split) == 2:
-        return _pixels(_array(split[0]), part), _array(split[1])
-    if not (hasattr(split, "__getitem__") and hasattr(split, "__len__")) or isinstance(split, str):
+    together = isinstance(split, tuple | list) and len(split) == 2
+    has_items = hasattr(split, "__getitem__") and hasattr(split, "__len__")
+    if not has_items or isinstance(split, str) or hasattr(split, "dtype"):  # as a lone tensor has
         raise DataError(
             f"data: {part} is a {type(split).__name__}; it must be (images, labels), or a Dataset of a length"
         )
-    pairs = [split[index] for index in range(len(split))]
+    pairs = [] if together else [split[index] for index in range(len(split))]
     try:
-        images, labels = (np.stack([_array(pair[place]) for pair in pairs]) for place in (0, 1))
+        if together:
+            images, labels = map(_array, split)
+        else:
+            images, labels = (np.stack([_array(pair[place]) for pair in pairs]) for place in (0, 1))
     except (ValueError, TypeError, IndexError, KeyError) as error:
         reason = f"its examples must be images of one shape, each with its class ({one_line(error)})"
         raise DataError(f"data: {part} cannot be read; {reason}") from error

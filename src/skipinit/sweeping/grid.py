@@ -130,8 +130,9 @@ def _combine(values: Mapping[str, Sequence[Any]]) -> Iterator[TrainConfig]:
 
 def _named(axis: str, given: object) -> object:
     """Factories and data that were handed over, by name; a list of names or paths is several data sets."""
-    if axis == "model" and callable(given):
-        return name_factory(given)
+    if axis == "model" and not isinstance(given, str):
+        several = given if isinstance(given, list | tuple) else [given]
+        return [name_factory(each) if callable(each) else each for each in several]
     if axis != "data" or isinstance(given, str):
         return given
     if isinstance(given, Sequence) and all(isinstance(each, str | Path) for each in given):

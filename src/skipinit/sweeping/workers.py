@@ -66,7 +66,8 @@ def work(descriptor: int) -> None:
 def start_interpreter(code: str, count: int = 1, **options: Any) -> subprocess.Popen[bytes]:
     """A process that runs some code of ours, one of `count`; it can import what this one can."""
     environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
+        # Python ignores what is no text, such as a pathlib.Path.
+        "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path if isinstance(path, str)),
         "OMP_NUM_THREADS": str(cpu_threads()),
         "LOCAL_WORLD_SIZE": str(count),  # who decodes images shares the cores by it
     }

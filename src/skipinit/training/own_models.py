@@ -56,6 +56,11 @@ def _check_classifier(model: nn.Module, path: str, shape: tuple[int, int, int], 
     """Refuse what would end in an error of torch's a step later, or could not be kept in a checkpoint."""
     if isinstance(model, torch.jit.ScriptModule):
         raise ConfigError(f"{path}: its model is scripted; it must be the Python module")
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.device.type != "cpu":
+            raise ConfigError(
+                f"{path}: its model is on {tensor.device}; it must be on the CPU, and --device moves it"
+            )
     try:
         with torch.no_grad():
             logits = model.eval()(torch.zeros(2, *shape))

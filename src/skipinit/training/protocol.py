@@ -67,6 +67,8 @@ def make_train_config(
             These are written where data sets are looked for, into a file named by its content.
         given: options of `TrainConfig`.
     """
+    if isinstance(model, str):
+        raise ConfigError(f"model is the text {model!r}; give ModelConfig({model!r})")
     model = model if isinstance(model, ModelConfig) else ModelConfig(name_factory(model))
     data = name_data(data)
     known = {field.name for field in fields(TrainConfig)} - {"model", "data"}
