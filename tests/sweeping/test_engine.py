@@ -143,6 +143,21 @@ def test_a_trial_that_raises_has_cost_its_steps(tmp_path: Path, second_a_step: N
     assert (failed.state, failed.seconds) == ("failed", 3.0)
 
 
+def test_a_failure_that_was_not_tried_again_is_still_told(tmp_path: Path, second_a_step: None) -> None:
+    fails, works = replace(SMALL, seed=2), SMALL
+    assert _sweep([fails, works], tmp_path) == Outcome(1, 1, 0)
+    before = _trials(tmp_path)
+    assert _sweep([fails, works], tmp_path, stop=StopAfter(0)) == Outcome(1, 1, 0)
+    assert _trials(tmp_path) == before
+    with open_writer(tmp_path) as writer:
+        writer.add([fails])
+        assert writer.tally()["pending"].trials == 1  # the time left counts it
+        with open_store(tmp_path) as store:
+            assert not store.failure_reasons()
+    with open_store(tmp_path) as store:
+        assert store.failure_reasons() == {"no": 1}
+
+
 @pytest.mark.parametrize("questions", [0, 3, 8])
 def test_a_stopped_sweep_goes_on_from_within_the_epoch(tmp_path: Path, questions: int) -> None:
     configs = [SMALL, replace(SMALL, seed=1)]

@@ -145,7 +145,8 @@ def run_sweep(
             bar.update(0, "epochs of all trials")
             keeper = Keeper(writer, Checkpoints(out), bar, owing, observer=observer)
             train(keeper.groups(owing), Options(pack_size, checkpoint_seconds), keeper, stop)
-        states = Counter(state for id, state in writer.states().items() if id in wanted)
+    with open_store(out) as store:  # closed: a failure that was not tried again is one as before
+        states = Counter(state for id, state in store.states().items() if id in wanted)
     results = states["finished"] + states["diverged"]
     return Outcome(results, states["failed"], len(wanted) - results - states["failed"])
 

@@ -77,6 +77,9 @@ INSERT OR REPLACE INTO metrics (trial, {EPOCH_COLUMNS})
 VALUES (?, ?, ?, ?, ?, ?, ?, ?)
 """
 _TRY_AGAIN = "UPDATE trials SET state = 'pending' WHERE id = ? AND state = 'failed'"
+_WAIT_AGAIN = "UPDATE trials SET state = 'pending' WHERE state = 'running'"
+# A start clears the reason: what waits and has one is a failure that was not tried again.
+_FAIL_AGAIN = "UPDATE trials SET state = 'failed' WHERE state = 'pending' AND reason IS NOT NULL"
 _START = """
 UPDATE trials SET state = 'running', classes = ?, provenance = ?, started = ?,
                   step = NULL, reason = NULL, traceback = NULL, ended = NULL
@@ -177,7 +180,10 @@ class Writer(Store):
     """What the one writer can do besides."""
 
     def add(self, configs: Iterable[TrainConfig]) -> None:
-        """Add the trials that are not there yet; those that raised wait again. The pace counts from here."""
+        """Add the trials that are not there yet; those that failed wait, for this session, to be tried again.
+
+        The pace counts from here.
+        """
         rows = [(identity(config), _json(to_dict(settle(config)))) for config in configs]
         with transaction(self._connection, self.path):
             self._connection.executemany("INSERT OR IGNORE INTO trials (id, config) VALUES (?, ?)", rows)
@@ -235,21 +241,22 @@ class Writer(Store):
     def open_session(self) -> None:
         """Nobody else writes, so nothing runs: what was cut off waits again. The pace counts from here."""
         with transaction(self._connection, self.path):
-            self._set_waiting()
+            self._set_back()
             self._count_from_here()
 
     def close_session(self) -> None:
-        """In good order: what has no result yet waits again."""
+        """In good order: what was running waits again."""
         with transaction(self._connection, self.path):
-            self._set_waiting()
+            self._set_back()
 
     def _count_from_here(self) -> None:
         done = sum(tally.done for tally in self.tally().values())
         session = [("session_started", utc_now()), ("session_epochs", done)]
         self._connection.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", session)
 
-    def _set_waiting(self) -> None:
-        self._connection.execute("UPDATE trials SET state = 'pending' WHERE state = 'running'")
+    def _set_back(self) -> None:
+        self._connection.execute(_WAIT_AGAIN)
+        self._connection.execute(_FAIL_AGAIN)
 
     def _end(self, id: str, last: Sequence[EpochRecord], *columns: object) -> None:
         """A running trial's last epoch and its end, in one commit."""
