@@ -112,6 +112,10 @@ def _score(run: Run, batches: Iterator[Batch]) -> Tensor:
     run.prepare_weights()
     score = torch.zeros(2, device=device, dtype=torch.float64)
     for images, labels in batches:
+        if (
+            not len(labels) and not run.scores_by_batch
+        ):  # more processes than images: not every model takes none
+            continue
         with run.arithmetic(), run.randomness():
             logits = run.model(run.world.lay_out(standardize(images.to(device)))).float()
         here = labels.to(device)

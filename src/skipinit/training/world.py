@@ -124,8 +124,8 @@ def open_device(device: torch.device) -> Iterator[World]:
 @contextmanager
 def open_world(device_name: str) -> Iterator[World]:
     """Join the processes torchrun started (RANK, WORLD_SIZE, LOCAL_RANK), or be alone."""
-    size = int(os.environ.get("WORLD_SIZE", "1"))
     device = find_device(device_name)
+    size = _count_processes(device)
     if size == 1:
         with open_device(device) as world:
             yield world
@@ -140,6 +140,18 @@ def open_world(device_name: str) -> Iterator[World]:
         dist.destroy_process_group()  # at once: where a process was lost, torchrun ends the others
         raise
     leave_group()
+
+
+def _count_processes(device: torch.device) -> int:
+    """How many processes torchrun started, by its variables, all of which must be there."""
+    given = os.environ.get("WORLD_SIZE") or "1"
+    size = int(given) if given.isdecimal() else 0
+    needed = ["RANK", "MASTER_ADDR", "MASTER_PORT", *(["LOCAL_RANK"] if device.type == "cuda" else [])]
+    missing = [name for name in needed if not os.environ.get(name)]
+    if size < 1 or (size > 1 and missing):
+        lacks = f"there is no {missing[0]}" if size else "that is no number of processes"
+        raise ConfigError(f"WORLD_SIZE is {given!r}, but {lacks}; start with torchrun, or unset WORLD_SIZE")
+    return size
 
 
 def leave_group() -> None:
