@@ -197,6 +197,7 @@ def test_a_damaged_file_is_named_with_its_line_and_nothing_is_made(
         ('"seconds": [0-9.]+', '"seconds": "long"', "seconds 'long' is not allowed"),
         ('"step": 10', '"step": "ten"', "step 'ten' is not allowed"),
         ('"classes": 10', '"classes": 0', "not a result"),
+        ('"classes": 10', '"classes": -3', "not a result"),
     ],
 )
 def test_an_edited_result_that_no_training_leaves_is_refused_with_its_line(

@@ -169,7 +169,7 @@ def _entry(line: str, where: str) -> Entry:
         earlier = [EpochRecord(**_typed(EpochRecord, row)) for row in rows]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{where}: not a result ({error}); take the file as it was exported") from None
-    if not trial.has_result or not trial.classes:
+    if not trial.has_result or (trial.classes or 0) < 1:
         raise DataError(f"{where}: a trial that is {trial.state}, not a result")
     curve = [*earlier, last] if last else []
     if not trial.is_whole or not is_gapless(curve):
