@@ -1,4 +1,4 @@
-"""Data sets as tensors on the device or folders of photographs, and what is done to their images.
+"""Data sets as tensors on the device or as folders of photographs, and the preprocessing of their images.
 
 The names below load their module, and with it torch, on first use.
 """

@@ -1,4 +1,4 @@
-"""A data set of the user's own in one .npz file, as `numpy.savez` writes it; what is in memory becomes one.
+"""A data set of the user's own in one .npz file, as `numpy.savez` writes it. Data in memory becomes one.
 
 It holds `train_images`, `train_labels`, `test_images` and `test_labels`: images (N, C, H, W) of uint8, and
 their classes (N,) as whole numbers from 0.
@@ -26,7 +26,7 @@ _CHANNELS = (1, 3, 4)
 
 
 def describe_arrays(path: str) -> DataSet:
-    """The entry of a file. A random crop shifts by an eighth of the side at most, as CIFAR's does."""
+    """The entry of a file. A random crop shifts by at most an eighth of the side, as for CIFAR."""
     try:
         status = os.stat(_locate(path))
         return _describe(path, status.st_size, status.st_mtime_ns)
@@ -51,16 +51,16 @@ def _describe(path: str, size: int, changed: int) -> DataSet:
 
 
 def _locate(path: str) -> Path:
-    """A file by its path; by a bare name also where other data sets are looked for."""
+    """A file by its path. A bare name is also searched for where other data sets are."""
     given = Path(os.path.expanduser(path))
     return given if given.exists() or given.name != path else find(path) or given
 
 
 def keep_arrays(train: Any, test: Any) -> str:
-    """Write splits that are in memory where data sets are looked for; the name of the file is its content's.
+    """Write splits that are in memory to a file among the other data sets, named by a hash of its content.
 
-    A split is images and labels, as tensors or arrays, or a `torch.utils.data.Dataset` of such pairs. That is
-    read once: what it does to its images must not be random.
+    A split is images and labels, as tensors or arrays, or a `torch.utils.data.Dataset` of such pairs. A
+    dataset is read once, so its transforms must not be random.
     """
     given = (*_split(train, "train"), *_split(test, "test"))
     splits = _labelled_splits("data", dict(zip(_ARRAYS, given, strict=True)))
@@ -95,8 +95,9 @@ def _split(split: Any, part: str) -> tuple[NDArray[Any], NDArray[Any]]:
 
 
 def _array(value: Any) -> NDArray[Any]:
-    if hasattr(value, "getbands"):  # a picture of PIL has its channels last
-        pixels = np.asarray(value.convert("RGB") if value.mode in ("P", "PA") else value)  # not its indices
+    if hasattr(value, "getbands"):  # PIL images have their channels last
+        # Of a palette the colours, not the indices.
+        pixels = np.asarray(value.convert("RGB") if value.mode in ("P", "PA") else value)
         return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
     return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
 
@@ -105,7 +106,7 @@ def _pixels(images: NDArray[Any], part: str) -> NDArray[Any]:
     """The images as uint8; floats, if each is k / 255, as torchvision's `ToTensor` makes them."""
     if not np.issubdtype(images.dtype, np.floating):
         return images
-    if not images.size:  # which is refused where uint8 is
+    if not images.size:  # refused later
         return images.astype(np.uint8)
     pixels: NDArray[Any] = np.rint(255 * images)
     if not (np.abs(255 * images - pixels) < 1e-3).all() or pixels.min() < 0 or pixels.max() > 255:
@@ -117,7 +118,7 @@ def _pixels(images: NDArray[Any], part: str) -> NDArray[Any]:
 
 
 def read_arrays(path: str) -> tuple[Labelled, Labelled]:
-    """Training and test split; DataError, with the file and the array, where it holds anything else."""
+    """Training and test split; DataError, with the file and the array, if they are not valid."""
     return _labelled_splits(path, _read(path))
 
 

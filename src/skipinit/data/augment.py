@@ -1,8 +1,8 @@
-"""What happens to a batch of images on its way to the network: standardize, then crop and flip.
+"""Preprocessing of a batch of images: standardize, then crop and flip.
 
-Both functions are batched and free of random draws, host synchronization and data-dependent control flow,
-so that they can be compiled and captured in a CUDA graph. The random choices of an epoch are drawn at once on
-the CPU: any process and any device sees the same ones.
+Both functions are batched and have no random draws, host synchronization or data-dependent control flow, so
+that they can be compiled and captured in a CUDA graph. The random choices of an epoch are drawn at once on
+the CPU, so that they are the same in every process and on every device.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def mix(*parts: int | str) -> int:
 
 
 class EpochPlan(NamedTuple):
-    """`order[k]` is the k-th image to serve; `top[k]`, `left[k]`, `flip[k]` are what happens to it."""
+    """`order[k]` is the k-th image of the epoch; `top[k]`, `left[k]`, `flip[k]` are its crop and flip."""
 
     order: Tensor
     top: Tensor
@@ -35,8 +35,8 @@ class EpochPlan(NamedTuple):
 def epoch_plan(seed: int, epoch: int, n: int, padding: int = 0, flip: bool = False) -> EpochPlan:
     """The plan of epoch `epoch` of the run `seed` over `n` images.
 
-    A function of its arguments alone, so that a resumed run goes on with the plan it had. Offsets are
-    uniform over 0 … 2·padding. The order does not depend on `padding` and `flip`.
+    It only depends on its arguments, so a resumed run has the same plan. Offsets are uniform over
+    0 … 2·padding. The order does not depend on `padding` and `flip`.
     """
     generator = torch.Generator().manual_seed(mix("epoch", seed, epoch))
     order = torch.randperm(n, generator=generator)
@@ -48,7 +48,7 @@ def epoch_plan(seed: int, epoch: int, n: int, padding: int = 0, flip: bool = Fal
 def standardize(images: Tensor) -> Tensor:
     """(x - mean(x)) / max(σ(x), 1/√N) over the N values of each image (..., C, H, W), as float32.
 
-    σ is the biased standard deviation; the floor keeps a constant image finite, at zero.
+    σ is the biased standard deviation. Its lower bound makes a constant image zero instead of NaN.
     """
     values = images.float()
     axes = (-3, -2, -1)
@@ -68,7 +68,7 @@ def crop_flip(
     """Pad (B, C, H, W) by `padding`, cut out H×W at row `top`, column `left`, and mirror where `flip`.
 
     `top`, `left` (integers in 0 … 2·padding) and `flip` (bool) have one entry per image. The padded images
-    are never built: each output pixel is gathered from the pixel of the input that it shows.
+    are never built: each output pixel is gathered from its pixel of the input.
     """
     batch, channels, height, width = images.shape
     down = torch.arange(height, device=images.device)
@@ -92,12 +92,12 @@ def crop_flip(
 
 
 def _reflect(positions: Tensor, size: int) -> Tensor:
-    """Fold positions beyond an edge back inside; the edge itself is not repeated."""
+    """Mirror positions beyond an edge; the edge itself is not repeated."""
     return (size - 1) - ((size - 1) - positions.abs()).abs()
 
 
 def _repeat_edge(positions: Tensor, size: int) -> Tensor:
-    """Fold positions beyond an edge back inside; the edge itself comes twice."""
+    """Mirror positions beyond an edge; the edge itself is repeated."""
     folded = torch.where(positions < 0, -1 - positions, positions)
     return torch.where(folded >= size, 2 * size - 1 - folded, folded)
 

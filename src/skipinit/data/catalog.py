@@ -1,7 +1,7 @@
-"""The data sets there are, as plain data; where they lie on this machine, and how a missing one gets there.
+"""The table of data sets, where they are on this machine, and how missing ones are downloaded.
 
-Nothing here imports torch: the command line shows the table, and defaults are made from it. A data set is
-named, or it is the path of an .npz file, or of a folder laid out like ImageNet's.
+Nothing here imports torch: the command line shows the table, and defaults come from it. A data set is given
+by its name, or by the path of an .npz file or of a folder laid out like ImageNet's.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DataSet:
-    """What there is to know of a data set before reading it."""
+    """A data set, described without reading it."""
 
     name: str
     num_classes: int
@@ -34,13 +34,13 @@ class DataSet:
     flip: bool
     """Whether the mirror image of a member is one too."""
     origin: str
-    """Where it comes from, in a line."""
+    """Where it comes from, in one line."""
     in_memory: bool = True
-    """Whether it lives on the device as one tensor (`load`) or as files (`open_folder`)."""
+    """Whether it is one tensor on the device (`load`) or a folder of files (`open_folder`)."""
 
     @property
     def micro_batch(self) -> int:
-        """Examples at once, at most: larger batches only cost memory."""
+        """The most examples at once; more would only take more memory."""
         return 1024 if self.in_memory else 128
 
 
@@ -80,7 +80,7 @@ def describe(name: str) -> DataSet:
 
         return describe_arrays(name)
     if os.path.isdir(os.path.expanduser(name)):
-        from .photographs import open_folder  # it needs numpy, which a look at the table does not
+        from .photographs import open_folder  # it needs numpy, which the table does not
 
         folder = open_folder(name)
         return replace(
@@ -99,15 +99,15 @@ def describe(name: str) -> DataSet:
 
 
 class Labelled(NamedTuple):
-    """What a reader hands back for a split: images (N, C, H, W) and the class of each (N,)."""
+    """A split: images (N, C, H, W) and their classes (N,)."""
 
     images: NDArray[Any]
     labels: NDArray[np.int64]
 
 
 def search_path() -> list[Path]:
-    """The folders that are searched, in order; what is fetched goes into the first."""
-    import platformdirs  # of the extra `lab`, which a look at the table does not need
+    """The folders that are searched, in order; downloads go into the first."""
+    import platformdirs  # of the extra `lab`, which the table does not need
 
     given = os.environ.get("SKIPINIT_DATA")
     cache = platformdirs.user_cache_path("skipinit")
@@ -124,8 +124,8 @@ def find(*names: str) -> Path | None:
 
 
 def fetch(url: str, md5: str) -> Path:
-    """Download the file at `url`; it gets its name only when it is complete and its checksum right."""
-    import pooch  # it brings an HTTP client along, which reading what is there does not need
+    """Download the file at `url`; it gets its name when it is complete and its checksum is right."""
+    import pooch  # it imports an HTTP client, which is only needed here
 
     name, place = url.rsplit("/", 1)[-1], search_path()[0]
     try:

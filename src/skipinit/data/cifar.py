@@ -1,8 +1,7 @@
-"""CIFAR-10 and CIFAR-100 from their official forms: binary or python, unpacked or still in the archive.
+"""Reads CIFAR-10 and CIFAR-100 in their official formats: binary or python, unpacked or as an archive.
 
-An archive is read in place, so that there is never a half-unpacked folder to be taken for data later. A
-pickle is a program that may call any importable name; here it may call four, none of which does more than
-build an array of bytes or a bytes object.
+An archive is not unpacked, so no half-unpacked folder can be taken for data later. A pickle may call any
+importable name; the reader here allows only names that build an array of bytes or a bytes object.
 """
 
 from __future__ import annotations
@@ -70,18 +69,18 @@ BASE_URL = "https://www.cs.toronto.edu/~kriz/"
 
 @dataclass(frozen=True)
 class Form:
-    """One way in which a CIFAR set is given out."""
+    """One official format of a CIFAR data set."""
 
     archive: str
     md5: str
     folder: str
     suffix: str
-    """Of file names: ".bin" for records of bytes, "" for pickles."""
+    """Suffix of the files: ".bin" for records of bytes, "" for pickles."""
 
 
 @dataclass(frozen=True)
 class Cifar:
-    """One of the two sets: its forms (the first is the one to fetch) and what must be inside."""
+    """One of the two data sets: its formats (the first is the one to download) and their contents."""
 
     num_classes: int
     train: Mapping[str, int]
@@ -91,7 +90,7 @@ class Cifar:
     """Labels of an image in the order of a binary record; the last is the class."""
     forms: tuple[Form, ...]
     sha256: Mapping[str, str] = field(default_factory=dict)
-    """Of each file's classes and pixels: an unpacked folder has no checksum of its own."""
+    """Checksums of each file's classes and pixels, because unpacked folders have none."""
 
 
 CIFAR10 = Cifar(
@@ -193,7 +192,7 @@ def _parse_python(cifar: Cifar, raw: bytes, count: int, path: Path) -> Labelled:
 
 
 def _check(cifar: Cifar, name: str, part: Labelled, path: Path) -> None:
-    """Refuse what cannot be, or is known not to be, the contents of the file `name`."""
+    """Refuse labels that are not valid, and contents with a wrong checksum."""
     pixels, labels = part
     for odd in labels[(labels < 0) | (labels >= cifar.num_classes)]:
         raise DataError(f"{path}: label {odd} is not in 0 … {cifar.num_classes - 1}; the file is damaged")

@@ -1,8 +1,7 @@
-"""Data sets that fit on the device: read once, kept there as they are, uint8 and unstandardized.
+"""Data sets that fit on the device: read once and kept there as uint8, not standardized.
 
-scikit-learn's 1,797 digits, real 8×8 images with values 0 … 16, are there without a download. Zero padding
-drains the signal of deep networks on small feature maps; for those there are the same digits at twice the
-size.
+scikit-learn's 1,797 digits, 8×8 images with values 0 … 16, need no download. On small feature maps, zero
+padding weakens the signal of deep networks; for those there are the same digits at twice the size.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ from .cifar import CIFAR10, CIFAR100, read_cifar
 def read_digits() -> tuple[Labelled, Labelled]:
     """Training and test split, 1,442 and 355 images: of each class, every fifth image is for testing.
 
-    The split is by position in the file, so that no library's random numbers can change it. It is by class
-    because the file counts 0, 1, …, 9, 0, 1, … for long stretches: every fifth image would be a 4 or a 9.
+    The split is by position in the file, so it does not depend on random numbers. It is by class, because
+    long parts of the file count 0, 1, …, 9, 0, 1, …: every fifth image would be a 4 or a 9.
     """
-    from sklearn.datasets import load_digits  # slow to load; other data sets need not wait
+    from sklearn.datasets import load_digits  # slow to import, and only needed here
 
     bundled = load_digits()
     images = bundled.images.astype(np.uint8)[:, None]
@@ -38,7 +37,7 @@ def read_digits() -> tuple[Labelled, Labelled]:
 
 
 def read_large_digits() -> tuple[Labelled, Labelled]:
-    """The same digits in 16×16: each pixel as a square of four."""
+    """The same digits as 16×16 images: each pixel becomes a square of four."""
     train, test = read_digits()
     return _enlarge(train), _enlarge(test)
 
@@ -81,11 +80,11 @@ class ImageSet:
 
 
 def load(name: str, device: torch.device | str = "cpu") -> ImageSet:
-    """Read the data set `name`, fetching it first if need be, onto `device`."""
+    """Read the data set `name`, or download it first, and move it to `device`."""
     entry = describe(name)
     if not entry.in_memory:
         raise ConfigError(f"{name} is a folder of image files and not held in memory; use open_folder")
     train, test = _READERS[name]() if name in _READERS else read_arrays(name)
-    # Flat and back: NumPy gives an axis of one channel any stride, and torch takes some for channels last.
+    # Flat and back: NumPy may give an axis of one channel a stride that torch takes for channels last.
     tensors = (torch.from_numpy(array.reshape(-1)).view(array.shape).to(device) for array in (*train, *test))
     return ImageSet(entry.name, entry.num_classes, *tensors)

@@ -1,7 +1,7 @@
-"""A folder of photographs, train/<class>/… and val/<class>/…: which files there are, which part of each to
-take, and batches of them decoded by worker processes.
+"""A folder of photographs, train/<class>/… and val/<class>/…: lists its files, chooses crops, and decodes
+batches in worker processes.
 
-Training takes a random part, testing the centre; either is a box in the photograph's own pixels.
+Training takes a random crop, testing the centre. A crop is a box in the pixels of the photograph.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ class Split:
 
     root: Path
     files: NDArray[np.bytes_]
-    """`class/name`. One array, because a million Python strings would be copied into every worker process."""
+    """`class/name`. One array: a million Python strings would be copied into every worker process."""
     labels: NDArray[np.int64]
 
     def __len__(self) -> int:
         return len(self.files)
 
     def path(self, index: int) -> Path:
-        """Where image `index` lies."""
+        """The file of image `index`."""
         return self.root / os.fsdecode(self.files[index])
 
 
 @dataclass(frozen=True, eq=False)
 class ImageFolder:
-    """A data set of image files; a class's number is its place among the sorted names of train/."""
+    """A data set of image files. Classes are numbered in the order of their sorted names in train/."""
 
     name: str
     classes: tuple[str, ...]
@@ -111,7 +111,7 @@ SIZE = 224
 
 
 class Crop(NamedTuple):
-    """The box of a photograph to show, in its pixels, and whether to mirror it."""
+    """A box in the pixels of a photograph, and whether to mirror it."""
 
     left: float
     top: float
@@ -128,8 +128,8 @@ CropRule = Callable[[int, int, int], Crop]
 class RandomCrop:
     """Training: 8–100 % of the area at a ratio of 3/4–4/3, anywhere, mirrored half the time.
 
-    The choice depends on (seed, epoch, image) and nothing else, so neither the number of worker processes
-    nor where a run was resumed can change it.
+    The crop only depends on (seed, epoch, image), not on the number of worker processes or on where a run was
+    resumed.
     """
 
     seed: int
@@ -146,7 +146,7 @@ class RandomCrop:
             if 0 < w <= width and 0 < h <= height:
                 left, top = int(uniform() * (width - w + 1)), int(uniform() * (height - h + 1))
                 return Crop(left, top, left + w, top + h, flip)
-        # So long and thin that nothing fitted: the largest centred part of an allowed ratio.
+        # Too long and thin for any crop so far: take the largest centred one of an allowed ratio.
         return _centred(width, height, min(width, height * 4 / 3), min(height, width * 4 / 3), flip)
 
 
@@ -192,9 +192,9 @@ def _show(photograph: Image.Image, crop: Crop) -> Image.Image:
 
 
 def _colours(photograph: Image.Image) -> Image.Image:
-    """A photograph in RGB; of 16 bits of grey the upper 8, as Pillow itself takes them of colours."""
+    """A photograph in RGB; of 16-bit grey the upper 8 bits, as Pillow does for 16-bit colours."""
     mode = photograph.mode
-    # Pillow would clip more than 8 bits. A PNG has 16 at most, which older versions of it widen to 32.
+    # Pillow would clip values above 8 bits. A PNG has at most 16, which older Pillows store in 32.
     if mode.startswith("I;16") or (mode == "I" and photograph.format == "PNG"):
         photograph = Image.fromarray((np.asarray(photograph) >> 8).astype(np.uint8))
     elif mode in ("I", "F"):
@@ -214,9 +214,9 @@ def folder_batches(
 ) -> Iterator[Batch]:
     """For each entry of `rows`, those images, uint8 (B, 3, 224, 224), channels last, and their labels.
 
-    `rows` is the whole order of service: to resume, leave out the batches that were had; to share an
-    epoch among processes, give each its own part of every batch. The images do not depend on `workers`,
-    by default as many as there are cores for this process; 0 decodes in the process itself.
+    To resume, leave out the `rows` of batches that are done; to share an epoch among processes, give each
+    process its part of every batch. The images do not depend on `workers`, which is the number of cores for
+    this process by default; 0 decodes in the process itself.
     """
     loader = DataLoader(
         _Decoded(split, rule),
@@ -224,7 +224,7 @@ def folder_batches(
         sampler=rows,
         num_workers=_cores() if workers is None else workers,
         pin_memory=pin_memory,
-        generator=torch.Generator(),  # else it would draw from the global one
+        generator=torch.Generator(),  # otherwise it would draw from the global one
     )
     for batch in loader:
         if isinstance(batch, DataError):
@@ -234,8 +234,8 @@ def folder_batches(
 
 
 class _Decoded(Dataset[Batch | DataError]):
-    """Batches by the numbers of their images. An unreadable image makes the error the batch's value: raised
-    in a worker, it would reach the user wrapped in that process's traceback."""
+    """Batches by the numbers of their images. For an unreadable image the batch is the error: if a worker
+    raised it, the user would see that process's traceback."""
 
     def __init__(self, split: Split, rule: CropRule) -> None:
         self.split = split
@@ -253,5 +253,5 @@ class _Decoded(Dataset[Batch | DataError]):
 
 
 def _cores() -> int:
-    """The cores this process may use, shared with the other processes that torchrun started here."""
+    """The cores for this process: those of the machine divided by the processes that torchrun started."""
     return max(1, usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))

@@ -1,4 +1,4 @@
-"""The engine `ray`: shares of a sweep as tasks on a Ray cluster, each one streaming its events back."""
+"""The engine `ray`: shares of a sweep as tasks on a Ray cluster, which stream their events back."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ from .trainer import Options, Share, train_share
 
 
 class Bell:
-    """An actor that all tasks can hear. (Ray's own way to cancel a task drops what it still has to say.)"""
+    """An actor that asks all tasks to stop. (To cancel a task in Ray would lose its last events.)"""
 
     def __init__(self) -> None:
         self.event = asyncio.Event()
 
     async def rung(self) -> None:
-        """Return when it has been rung."""
+        """Wait until it rings."""
         await self.event.wait()
 
     async def ring(self) -> None:
-        """Ask all to stop."""
+        """Ask all tasks to stop."""
         self.event.set()
 
 
 def stream_share(share: Share, rung: list[Any]) -> Iterator[Event]:
-    """Train on the node's device; a thread does, and this one passes on what it tells.
+    """Train in a thread, on the node's device, and yield its events.
 
     Args:
-        share: what to train.
-        rung: the bell's answer that comes when it is time to stop.
+        share: the trials to train.
+        rung: a list of one reference, of the call to `Bell.rung`; it is ready when it is time to stop.
     """
     events: SimpleQueue[Event] = SimpleQueue()
     stop = Stop()
@@ -65,7 +65,7 @@ def stream_share(share: Share, rung: list[Any]) -> Iterator[Event]:
 
 @contextmanager
 def open_cluster(device: str) -> Iterator[Engine]:
-    """Train on the cluster that RAY_ADDRESS names, once it is known to have such a device."""
+    """Train on the cluster that RAY_ADDRESS names; refuses a device that no node has."""
     if device not in ("auto", "cpu", "cuda"):
         raise ConfigError(f"device {device!r} cannot be chosen on a cluster; give auto, cpu or cuda")
     joined_already = ray.is_initialized()
@@ -80,7 +80,7 @@ def open_cluster(device: str) -> Iterator[Engine]:
 
 
 def _join(address: str) -> None:
-    """Become a driver of the cluster, or say in one line why not."""
+    """Connect to the cluster, or say in one line why that fails."""
     if address.startswith("ray://"):
         raise ConfigError(
             f"RAY_ADDRESS {address}: Ray Client addresses (ray://) are not supported; run on a node of the "
@@ -102,9 +102,9 @@ def _join(address: str) -> None:
 
 @contextmanager
 def _native_log_silenced() -> Iterator[None]:
-    """What Ray says of a lost node is no news here and would break the bar; its level is read once, at init.
+    """Silence Ray's log: its lines about lost nodes, which we report ourselves, would break the bar.
 
-    That a level was set is announced on standard error by native code, whatever the level.
+    Ray reads the level once, at init, and then prints to standard error that it was set.
     """
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     sys.stderr.flush()
@@ -120,13 +120,13 @@ def _native_log_silenced() -> Iterator[None]:
 
 @contextmanager
 def _printing_nothing() -> Iterator[None]:
-    """Ray prints what a dead node has logged to standard output, where results belong, now or at shutdown."""
+    """Discard standard output: Ray prints the logs of dead nodes there, also at shutdown."""
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
         yield
 
 
 def _choose_resource(device: str) -> str:
-    """What a share asks for: a GPU where one is wanted and there, else a CPU."""
+    """The resource of a share: a GPU if one is wanted and there, otherwise a CPU."""
     resource = "CPU" if device == "cpu" or (device == "auto" and not _count("GPU")) else "GPU"
     if not _count(resource):
         raise ConfigError(
@@ -140,14 +140,14 @@ def _count(resource: str) -> int:
 
 
 class Cluster:
-    """Trains shares of a sweep wherever there is room, as many at once as the cluster has devices."""
+    """Trains as many shares of a sweep at once as the cluster has devices."""
 
     grace = 60.0
 
     def __init__(self, resource: str) -> None:
         self.resource, self.device = resource, "cuda" if resource == "GPU" else "cpu"
         request = {"num_gpus": 1, "num_cpus": 0} if resource == "GPU" else {"num_cpus": 1}
-        # Not retried by Ray: it would begin again with the checkpoints of the first time.
+        # Not retried by Ray, which would start again from the old checkpoints.
         self.stream_share = ray.remote(num_returns="streaming", max_retries=0, **request)(stream_share)
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         self.bell = ray.remote(num_cpus=0, scheduling_strategy=here)(Bell).remote()
@@ -156,7 +156,7 @@ class Cluster:
     def train(
         self, groups: Sequence[Sequence[TrainConfig]], options: Options, keeper: Keeper, stop: Stop
     ) -> None:
-        """Split groups evenly over the GPUs, where a task finds the best packs itself; on CPUs singly."""
+        """Split groups evenly over the GPUs, whose tasks measure the best pack size; a CPU gets one trial."""
 
         def size(members: Sequence[TrainConfig]) -> int:
             even = -(-len(members) // self.room()) if self.resource == "GPU" else 1
@@ -167,17 +167,17 @@ class Cluster:
             Dispatcher(self, options, keeper).train(shares, stop)
 
     def room(self) -> int:
-        """Its devices, of nodes that have joined meanwhile too; none is an error: Ray would wait forever."""
+        """The devices of all nodes, also of new ones. None is an error, because Ray would wait for ever."""
         if room := _count(self.resource):
             return room
         raise SkipinitError(f"no node with a {self.resource} is left; run the same command again to resume")
 
     def start(self, share: Share) -> Task:
-        """Send a share to wherever Ray finds room."""
+        """Let Ray choose a node for a share."""
         return self.stream_share.remote(share, [self.rung])
 
     def receive(self, tasks: Collection[Task]) -> Iterator[tuple[Task, Event | Lost | None]]:
-        """The next event of a task that has one."""
+        """The next event of each task that has one."""
         ready, _ = ray.wait(list(tasks), timeout=1.0)
         if not ready:
             self.room()
@@ -197,7 +197,7 @@ class Cluster:
 
 
 def _explained(error: RayTaskError) -> SkipinitError:
-    """What went wrong on a node outside of any trial, such as data that is not there."""
+    """An error on a node that is no trial's, such as missing data."""
     if isinstance(error.cause, SkipinitError):
         return type(error.cause)(f"on a node of the cluster: {error.cause}")
     last = str(error).strip().splitlines()[-1]

@@ -1,4 +1,4 @@
-"""The SQLite file under a sweep: its tables, how it is opened and brought up to date, and its failures."""
+"""The SQLite file of a sweep: its tables, opening, migrations, and error messages."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ CREATE TABLE measurements (
 # In the order of the fields of `Trial` and `EpochRecord`, which a test keeps equal.
 TRIAL_COLUMNS = "id, config, state, step, reason, traceback, classes, provenance, started, ended, seconds"
 EPOCH_COLUMNS = "epoch, train_loss, test_accuracy, test_loss, lr, images_per_second, clean_train_loss"
-# SQLite notices a damaged page where its structure breaks; a number in it would change in silence.
+# SQLite notices damage to the structure of a page, but not to a number in it.
 CHECKSUM_OF_TRIAL = f"crc({TRIAL_COLUMNS})"
 CHECKSUM_OF_EPOCH = f"crc({EPOCH_COLUMNS})"
 CHECKSUM_OF_MEASUREMENT = "crc(step, blocks)"
@@ -82,15 +82,15 @@ END;
     )
     for event in ("insert", "update")
 )
-"""Whatever the writer changes gets its checksum; triggers of its own connection cannot be forgotten."""
+"""Triggers of the writer's connection: each row that it changes gets a checksum."""
 
 
 _OTHER_TABLES = re.compile("^(no such|duplicate column)|already exists$")
-"""SQLite's words where the tables are not those that the schema's number promises."""
+"""SQLite's messages if the tables do not fit the number of the schema."""
 
 
 def create(path: Path) -> None:
-    """An empty store at `path`; it appears whole or not at all. The caller holds the writer's lock."""
+    """Create an empty store at `path`, whole or not at all. The caller holds the writer's lock."""
     draft = path.with_suffix(".new")
     draft.unlink(missing_ok=True)
     meta = {"schema": SCHEMA, "created": utc_now(), "skipinit": __version__, "commit": source_commit()}
@@ -105,7 +105,7 @@ def create(path: Path) -> None:
 
 
 def connect(path: Path, *, write: bool) -> sqlite3.Connection:
-    """A connection to the store at `path`, brought up to date: in the file by a writer, else in memory."""
+    """Connect to the store at `path` and migrate old tables: a writer in the file, a reader in memory."""
     with explained(path):
         connection = _open(path, "rw" if write else "ro")
         try:
@@ -133,7 +133,7 @@ def connect(path: Path, *, write: bool) -> sqlite3.Connection:
 
 
 def settle_files(connection: sqlite3.Connection) -> None:
-    """Leave one file that can be read without another beside it, unless someone is reading just now."""
+    """Leave a single file without a write-ahead log, unless somebody is reading it."""
     connection.execute("PRAGMA busy_timeout = 200")
     with suppress(sqlite3.OperationalError):
         connection.execute("PRAGMA journal_mode = DELETE")
@@ -148,8 +148,8 @@ def _open(path: Path, mode: str) -> sqlite3.Connection:
         connection.close()
         if mode == "rw" or path.with_name(path.name + "-wal").exists():
             raise
-        # WAL wants to write beside the file even to read it. In a folder that cannot be written nobody
-        # else writes either, and then the file may be read as it is.
+        # With WAL even a reader writes beside the file. In a folder that cannot be written there is no
+        # writer, so the file does not change.
         return _connect(f"{address}&immutable=1")
     return connection
 
@@ -161,7 +161,7 @@ def _connect(address: str) -> sqlite3.Connection:
 
 
 def _schema(connection: sqlite3.Connection, path: Path) -> int:
-    """The number of its tables' form, which must be one that this version reads."""
+    """The number of the schema, which this version must support."""
     try:
         meta = dict(connection.execute("SELECT name, value FROM meta"))
     except sqlite3.OperationalError as error:
@@ -179,11 +179,11 @@ def _schema(connection: sqlite3.Connection, path: Path) -> int:
 
 
 def _check_tables(connection: sqlite3.Connection, path: Path) -> None:
-    """Damage can reach the tables' definitions and, in silence, how many rows a page says it has."""
+    """Check definitions and numbers of rows, in which SQLite does not notice all damage."""
     connection.execute(f"SELECT key, checksum, {CHECKSUM_OF_TRIAL} FROM trials LIMIT 0")
     connection.execute(f"SELECT trial, checksum, {CHECKSUM_OF_EPOCH} FROM metrics LIMIT 0")
     connection.execute(f"SELECT trial, checksum, {CHECKSUM_OF_MEASUREMENT} FROM measurements LIMIT 0")
-    # One statement: what a writer adds meanwhile is in both counts or in neither.
+    # One statement: a row that a writer adds meanwhile is in both counts or in neither.
     [(complete,)] = connection.execute(
         "SELECT (SELECT count(*) FROM trials NOT INDEXED)"
         " = (SELECT count(*) FROM trials INDEXED BY sqlite_autoindex_trials_1)"
@@ -223,13 +223,13 @@ def _settle_trials(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def step_in(reason: str | None) -> int | None:
-    """The step at which a trial diverged, as it was told in words before it had a place of its own."""
+    """The step at which a trial diverged, from the reason: old formats have no `step`."""
     step = re.search(r"at step (\d+)$", reason or "")
     return step and int(step[1])
 
 
 def _add_measurements(connection: sqlite3.Connection, path: Path) -> None:
-    """From 2 to 3: what was measured during a training."""
+    """From 2 to 3: a table for the measurements of a training."""
     connection.execute(_MEASUREMENTS)
 
 
@@ -239,7 +239,7 @@ _MIGRATIONS = {1: _settle_trials, 2: _add_measurements}
 
 @contextmanager
 def transaction(connection: sqlite3.Connection, path: Path) -> Iterator[None]:
-    """All of it or nothing."""
+    """A transaction: all of it is committed, or nothing."""
     with explained(path), connection:  # which commits at the end, and rolls back what raised
         connection.execute("BEGIN IMMEDIATE")
         yield
@@ -247,7 +247,7 @@ def transaction(connection: sqlite3.Connection, path: Path) -> Iterator[None]:
 
 _DAMAGED = "the file is damaged; take a backup, or import an export into a new folder"
 _WORDS_OF_DAMAGE = ("decode to UTF-8", "user-defined function", "unsupported file format")
-"""Of errors that have no code of their own: text that is none, its checksum, a version that is none."""
+"""In messages of errors without a code: invalid text, its checksum, an invalid file format."""
 _REASONS = {
     sqlite3.SQLITE_FULL: "the disk is full; what was recorded is safe: make room and run it again",
     sqlite3.SQLITE_IOERR: "the disk is full or failing; what was recorded is safe: mend it and run it again",
@@ -267,11 +267,11 @@ def damaged(path: Path) -> DataError:
 
 @contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """Say in one line what the user can mend; SQLite's other errors are defects of ours and pass."""
+    """Turn errors of SQLite that the user can fix into one line; others are defects of ours."""
     with _interrupts_noticed() as interrupted:
         try:
             yield
-        except UnicodeDecodeError as error:  # of SQLite's own message, which quotes a damaged definition
+        except UnicodeDecodeError as error:  # in SQLite's message, which quotes a damaged definition
             raise damaged(path) from error
         except sqlite3.Error as error:
             if interrupted:
@@ -286,7 +286,7 @@ def explained(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _interrupts_noticed() -> Iterator[list[object]]:
-    """What `crc` raised. SQLite says only that a function failed, and Ctrl-C must not look like damage."""
+    """Interrupts in `crc`. SQLite only reports that a function failed; Ctrl-C must not look like damage."""
     interrupts: list[object] = []
     before = sys.unraisablehook
 

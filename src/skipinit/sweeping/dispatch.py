@@ -1,10 +1,10 @@
-"""Shares of a sweep go out to workers, their events come back, and this process alone writes them down.
+"""Sends shares of a sweep to workers and records their events; only this process writes.
 
-Workers are processes of this machine (`workers.py`) or of a Ray cluster (`cluster.py`). A share brings the
-checkpoints of its trials along; one whose worker is lost goes out again with those that had arrived.
+Workers are processes of this machine (`workers.py`) or of a Ray cluster (`cluster.py`). A share contains the
+checkpoints of its trials. If its worker is lost, it is sent again, with the newest checkpoints.
 
-The store is written before the checkpoint: after a kill, a trial goes on from its checkpoint and the epochs
-recorded beyond it are recorded again. A result is written once and never trained again.
+The store is written before the checkpoint: after a kill, a trial resumes from its checkpoint, and the epochs
+after it are recorded again. A result is written once and never trained again.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from .store import Writer
 from .trainer import Options, Share
 
 _TRIES = 3
-"""Losses of its worker in a row, while it stood before an epoch, after which a trial is the cause."""
+"""How many workers in a row a trial may lose, without finishing an epoch, until it counts as the cause."""
 
 
 class Keeper:
-    """Writes what happens to trials, wherever they run: store, checkpoints, progress."""
+    """Records the events of trials in store, checkpoints and progress bar."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Keeper:
         self.ended: set[str] = set()
 
     def take(self, event: Event) -> None:
-        """Keep what happened, then tell the observer."""
+        """Record an event, then call the observer."""
         match event:
             case Started(id, provenance, classes, epochs_done):
                 self.writer.start(id, provenance, classes, epochs_done)
@@ -76,14 +76,14 @@ class Keeper:
             self.observer(event)
 
     def groups(self, configs: Iterable[TrainConfig]) -> list[list[TrainConfig]]:
-        """Those that have not ended, by what trials that step together must share."""
+        """The trials that have not ended, grouped by what a pack must share."""
         left = [config for config in configs if identity(config) not in self.ended]
         return list(
             group([(config, self.checkpoints.position(identity(config))) for config in left]).values()
         )
 
     def _end(self, id: str) -> None:
-        """It has its result, so it needs no checkpoint, but for who wants the trained network."""
+        """The trial has its result: drop its checkpoint, unless the trained network is to be kept."""
         if not self.keep_last:
             self.checkpoints.drop(id)
         self.ended.add(id)
@@ -96,55 +96,55 @@ class Keeper:
 
 @dataclass(frozen=True)
 class Lost:
-    """A worker died with its share."""
+    """A worker died before its share was done."""
 
     worker: str
-    """What to call it."""
+    """Its name in messages."""
     reason: str
 
 
 Task = Any
-"""A pool's own name for a share under way; hashable."""
+"""A pool's handle of a share in progress; hashable."""
 
 
 class Pool(Protocol):
     """Workers that train a share each."""
 
     device: str
-    """`cpu` or `cuda`, as the workers know it."""
+    """The device of the workers, `cpu` or `cuda`."""
     grace: float
-    """Seconds for workers that were asked to stop to hand over their last checkpoints."""
+    """Seconds that workers get, when asked to stop, to send their last checkpoints."""
 
     def room(self) -> int:
-        """How many shares can be under way at once; SkipinitError where there is no worker left."""
+        """How many shares can run at once; SkipinitError if no worker is left."""
 
     def start(self, share: Share) -> Task:
-        """Give a share to a worker that has none."""
+        """Give a share to an idle worker."""
 
     def receive(self, tasks: Collection[Task]) -> Iterable[tuple[Task, Event | Lost | None]]:
-        """What came from some of these, after a second at most; None is the end of a share.
+        """Events of some tasks, after a second at most; None is the end of a share.
 
-        Raises what went wrong outside of any trial, such as data that is not there.
+        Raises errors that are no trial's, such as missing data.
         """
 
     def ask_to_stop(self) -> None:
-        """Let every share end with checkpoints of its trials."""
+        """Ask every worker to stop and to send checkpoints of its trials."""
 
 
 class Dispatcher:
-    """Who trains what: shares that wait, and those under way."""
+    """Distributes shares over the workers of a pool."""
 
     def __init__(self, pool: Pool, options: Options, keeper: Keeper) -> None:
         self.pool, self.options, self.keeper = pool, options, keeper
         self.waiting: deque[Sequence[TrainConfig]] = deque()
         self.tasks: dict[Task, Sequence[TrainConfig]] = {}
         self.begun: dict[Task, set[str]] = {}
-        """Shares of which anything was heard, each with its trials that have started and no epoch since."""
+        """By share that has sent an event: its trials that have started and finished no epoch since."""
         self.losses: Counter[str] = Counter()
 
     def train(self, shares: Iterable[Sequence[TrainConfig]], stop: Stop) -> None:
-        """Give every trial its result, or its failure, until asked to stop."""
-        # Most epochs first: begun last, a long share would keep one worker busy while the others idle.
+        """Train until every trial has a result or a failure, or until `stop` is requested."""
+        # Most epochs first: a long share at the end would keep one worker busy while the others are idle.
         self.waiting.extend(sorted(shares, key=lambda configs: configs[0].epochs, reverse=True))
         while (self.waiting or self.tasks) and not stop.requested:
             while self.waiting and len(self.tasks) < self.pool.room():
@@ -173,7 +173,7 @@ class Dispatcher:
                     standing.difference_update(id for id, _ in message.epochs)
 
     def _end(self) -> None:
-        """Take what shares under way still hand over; one that has not begun has nothing to."""
+        """Ask workers to stop, and record their last events; a share that has sent none has none."""
         self.pool.ask_to_stop()
         deadline = time.monotonic() + self.pool.grace
         self.tasks = {task: configs for task, configs in self.tasks.items() if task in self.begun}
@@ -181,9 +181,10 @@ class Dispatcher:
             self._receive()
 
     def _send_again(self, configs: Sequence[TrainConfig], lost: Lost, standing: set[str] | None) -> None:
-        """It died with its machine or for lack of memory, most likely, but a trial may be what killed it.
+        """Send the trials of a lost worker again, and give up those that seem to kill workers.
 
-        Only one that stood before an epoch can be; where nothing was heard, any of them, or all workers die.
+        Most workers are lost with their machine or for lack of memory. If a trial is the cause, it has
+        started and finished no epoch since. If the share has sent no event, it can be any trial, or none.
         """
         print(f"skipinit: {lost.worker} is lost; its trials go on elsewhere", file=sys.stderr)
         for id in map(identity, configs):

@@ -1,4 +1,4 @@
-"""Training what a sweep still lacks, on this machine or on a cluster. Only this process writes the store."""
+"""Trains the trials of a sweep that have no result yet, on this machine or on a cluster."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def train_here(
     keeper: Keeper,
     stop: Stop,
 ) -> None:
-    """Train on a GPU, or on the CPU in a process for every core; what would be alone runs in this one."""
+    """Train on a GPU, or on the CPU in a process per core; a single share is trained in this process."""
     shares = [share for members in groups for share in split(members, options.pack_size or 1)]
     count = min(len(shares), workers_at_once()) if device.type == "cpu" else 1
     if count > 1:
@@ -52,19 +52,19 @@ def train_here(
 
 ENGINES = ("local", "ray")
 Engine = Callable[[Sequence[Sequence[TrainConfig]], Options, Keeper, Stop], None]
-"""Gives every trial of some groups its result, or its failure, through the keeper; until asked to stop."""
+"""Trains groups of trials until each has a result or a failure, recorded by the keeper, or until a stop."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a call of `run_sweep` left behind."""
+    """The trials of a sweep after a call of `run_sweep`."""
 
     results: int
     """Trials with a result: finished or diverged."""
     failures: int
     """Trials that raised."""
     left: int
-    """Trials that still owe a result."""
+    """Trials without a result."""
 
 
 @system_errors_explained()
@@ -91,10 +91,10 @@ def sweep(
         out: folder of the sweep.
         device: `auto`, `cpu`, `cuda` or `cuda:N`.
         engine: `local`, or `ray` for the cluster that RAY_ADDRESS names (extra `cluster`).
-        time_limit: seconds after which to stop in good order.
+        time_limit: seconds after which to write checkpoints and stop.
         pack_size: trials that step together on a GPU; measured if not given.
         progress: show a bar where standard error is a terminal.
-        observer: called with every event (`skipinit.training.records`) once it is kept.
+        observer: called with every event (`skipinit.training.records`) after it is recorded.
     """
     grid = expand(axes) if isinstance(axes, Mapping) else read_grid(Path(axes))
     return run_sweep(
@@ -122,12 +122,12 @@ def run_sweep(
     stop: Stop | None = None,
     observer: Emit | None = None,
 ) -> Outcome:
-    """Train every trial of the grid that has no result yet; the same call goes on where one ended.
+    """Train every trial of the grid that has no result yet; the same call resumes.
 
     Args: those of `sweep`, and:
         grid: the trials.
         checkpoint_seconds: least time between two checkpoints of a pack.
-        stop: asks for an early end, besides signals and the time limit.
+        stop: a request to stop, besides signals and the time limit.
     """
     if pack_size is not None and pack_size < 1:
         raise ConfigError(f"pack_size {pack_size} is not allowed; it must be 1 or more")
@@ -152,13 +152,13 @@ def run_sweep(
 
 
 def _owing(wanted: Mapping[str, TrainConfig], store: Store) -> list[TrainConfig]:
-    """Those without a result. What raised is tried again: what made it raise may have been mended."""
+    """The trials without a result. Failed ones are tried again: the cause may be fixed by now."""
     states = store.states()
     return [config for id, config in wanted.items() if states.get(id) not in ("finished", "diverged")]
 
 
 def _require(wanted: Mapping[str, TrainConfig], out: Path) -> None:
-    """Fetch missing data once and try users' own models, before a trial is written down."""
+    """Fetch missing data and build users' own models once, before anything is written."""
     owing = list(wanted.values())
     if (out / FILE).is_file():
         with open_store(out) as store:
@@ -171,7 +171,7 @@ def _require(wanted: Mapping[str, TrainConfig], out: Path) -> None:
 
 
 def _open_engine(name: str, device: str) -> AbstractContextManager[Engine]:
-    """The engine, once it is known that it has such a device: before anything is written."""
+    """The engine; refuses a device that it does not have before anything is written."""
     if name not in ENGINES:
         raise unknown_name("engine", name, ENGINES)
     if name == "local":

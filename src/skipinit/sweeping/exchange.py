@@ -1,4 +1,4 @@
-"""Results between stores: merging sweeps run in pieces, and one text file fit for version control.
+"""Moves results between stores: merges sweeps that ran in pieces, exports to and imports from a text file.
 
 The file is JSON lines: a header, then one line per trial that has a result, sorted by config. Numbers are
 written so that they read back exactly, and the same results give the same file, byte for byte.
@@ -34,7 +34,7 @@ Entry = tuple[Trial, Sequence[EpochRecord]]
 
 @dataclass(frozen=True)
 class Merged:
-    """What a merge did, in trials."""
+    """The number of trials that a merge added, updated and kept."""
 
     added: int = 0
     updated: int = 0
@@ -48,10 +48,10 @@ def merge(
     source: Iterable[Entry],
     measured: Callable[[str], Iterable[Measurement]] = lambda id: (),
 ) -> Merged:
-    """Take over what `source` knows better, all of it or nothing; with what was measured of each trial.
+    """Take over the trials of `source` that are further, with their measurements; all of them or none.
 
-    A result beats a failure beats running beats pending, and the longer curve decides among equals. Of two
-    results that disagree the first stays, and is named. Who has a result needs no checkpoint any more.
+    A result beats a failure beats running beats pending; among equals the longer curve wins. Of two results
+    that disagree the writer's stays, and is named. A trial that gets a result loses its checkpoint.
     """
     tally: Counter[str] = Counter()
     conflicts: list[str] = []
@@ -84,18 +84,18 @@ def merge(
 
 
 def _result(trial: Trial) -> tuple[object, ...]:
-    """What must agree between two runs of one trial; their speed need not."""
+    """What must be equal in two results of one trial: all but the speed."""
     return trial.state, trial.last and replace(trial.last, images_per_second=0.0)
 
 
 def entries(store: Store) -> Iterator[Entry]:
-    """Every trial of a store with its curve; what ran there does not run here."""
+    """Every trial of a store with its curve; running ones are pending here."""
     for trial in store.trials():
         yield replace(trial, state="pending") if trial.state == "running" else trial, store.curve(trial.id)
 
 
 def export_results(store: Store, path: Path, curves: bool = False) -> int:
-    """Write every trial that has a result, with its last epoch or its whole curve; how many."""
+    """Write every trial that has a result, with its last epoch or its whole curve; returns how many."""
     results = [trial for trial in store.trials() if trial.has_result]
     lines = sorted(_line(trial, store.curve(trial.id)[:-1] if curves else []) for trial in results)
     header = {"format": "skipinit results", "version": FORMAT, "curves": curves, "sha256": _checksum(lines)}
@@ -136,7 +136,7 @@ def _checksum(lines: Sequence[str]) -> str:
 
 
 def _line(trial: Trial, earlier: Sequence[EpochRecord]) -> str:
-    """Config first, by which lines are sorted. The identity follows from it and is left out."""
+    """A line of the file: the config first, by which lines are sorted. The identity follows from it."""
     record: dict[str, Any] = {
         "config": dict(sorted(to_dict(trial.config).items())),
         "state": trial.state,
@@ -169,8 +169,10 @@ def _entry(line: str, where: str) -> Entry:
         earlier = [EpochRecord(**_typed(EpochRecord, row)) for row in rows]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{where}: not a result ({error}); take the file as it was exported") from None
-    if not trial.has_result or (trial.classes or 0) < 1:
+    if not trial.has_result:
         raise DataError(f"{where}: a trial that is {trial.state}, not a result")
+    if trial.classes is None or trial.classes < 1:
+        raise DataError(f"{where}: not a result (classes {trial.classes}); take the file as it was exported")
     curve = [*earlier, last] if last else []
     if not trial.is_whole or not is_gapless(curve):
         raise DataError(
@@ -181,5 +183,5 @@ def _entry(line: str, where: str) -> Entry:
 
 
 def _typed(kind: type[EpochRecord | Trial], values: dict[str, Any]) -> dict[str, Any]:
-    """The values, each of the type that its field has: what a store takes in it must be able to show."""
+    """The values, checked against the types of their fields."""
     return {name: check_value(name, value, _TYPES[kind][name], "") for name, value in values.items()}

@@ -1,8 +1,8 @@
-"""What a sweep will take before it runs: its packs, their time and, on a GPU, their memory.
+"""Estimates what a sweep will take: its packs, their time and, on a GPU, their memory.
 
-An epoch takes as long as it took finished trials of the same kind on this machine. Where there are none, real
-training steps are timed, on cheap relatives of the trial: the step of a Wide-ResNet is linear in its depth,
-so networks of 10 and 28 layers are enough to know one of 1000; on the CPU it is linear in its batch, too.
+The time of an epoch is that of finished trials of the same kind on this machine. If there are none, a few
+training steps of cheaper networks are timed: the time of a step of a Wide-ResNet is linear in its depth, so
+networks of 10 and 28 layers are enough for one of 1000. On the CPU it is linear in the batch size, too.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ from .store import FILE, open_store
 from .workers import workers_at_once
 
 _PASSES = 3
-"""Of a training step: forward, backward to inputs, backward to weights. Scoring an image takes one."""
+"""Passes of a training step: forward, backward to inputs, backward to weights. Scoring takes one."""
 _LIKELY_PACK = 8
 """Trials that step together on a GPU if they fit; the sweep itself measures how many are best."""
 _FEW_BLOCKS = (1, 4)
-"""Blocks in each group of the Wide-ResNets that are timed in place of all others."""
+"""Blocks in each group of the two Wide-ResNets that are timed."""
 _SMALLEST_BATCH = 2
 """On the CPU. Batch norm cannot train on one example where feature maps are single pixels."""
 _MOST_STEPS, _MOST_SECONDS = 10, 0.03
-"""Timing a step ends after either."""
+"""The timing of a step ends when either is reached."""
 _LONG_STEP = 0.01
-"""Seconds; shorter steps are mostly noise where the machine is busy."""
+"""Seconds; on a busy machine shorter steps are mostly noise."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """What one training step of one run takes."""
+    """Time and memory of one training step of one run."""
 
     seconds: float
     memory: float | None = None
@@ -76,13 +76,13 @@ class Pack:
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a sweep still takes."""
+    """What is left of a sweep, and how long it takes."""
 
     device: str
     results: int
     """Trials that have a result already."""
     resumed: int
-    """Trials that go on from a checkpoint."""
+    """Trials that resume from a checkpoint."""
     measured: int
     """Trials timed by finished ones; the others are timed by a few training steps."""
     at_once: int
@@ -96,7 +96,7 @@ class Forecast:
 
     @property
     def seconds(self) -> float:
-        """Until the last pack has ended, each begun as soon as there is room."""
+        """Until the last pack has ended, if each starts as soon as there is room."""
         ends = [0.0] * self.at_once
         for pack in self.packs:
             heapq.heapreplace(ends, ends[0] + pack.seconds)
@@ -110,7 +110,7 @@ def forecast(
     pack_size: int | None = None,
     measure: Measure | None = None,
 ) -> Forecast:
-    """What `run_sweep` would do with these trials and this folder; `measure` replaces `measure_run`."""
+    """The plan of `run_sweep` for these trials and this folder; `measure` replaces `measure_run`."""
     if pack_size is not None and pack_size < 1:
         raise ConfigError(f"pack_size {pack_size} is not allowed; it must be 1 or more")
     stored = _stored_trials(out)
@@ -143,7 +143,7 @@ def _stored_trials(out: Path) -> dict[str, Trial]:
 
 
 class Pace:
-    """Time and memory of trials on one device, given the trials that ran before."""
+    """Time and memory of trials on one device, from the trials that have finished there."""
 
     def __init__(
         self, device: torch.device, trials: Iterable[Trial] = (), measure: Measure | None = None
@@ -185,7 +185,7 @@ class Pace:
 
 
 def _kind(config: TrainConfig) -> TrainConfig:
-    """A config of what decides a trial's pace and nothing else."""
+    """The config with only those options that decide how fast a trial is."""
     return TrainConfig(
         model=settle(config).model,
         data=config.data,
@@ -199,7 +199,7 @@ def _kind(config: TrainConfig) -> TrainConfig:
 
 
 def epoch_seconds(config: TrainConfig, step: Step) -> float:
-    """An epoch's training steps, and the scores after it."""
+    """Seconds of an epoch's training steps and of the evaluation after it."""
     data = describe(config.data)
     scored = data.test_size + (data.train_size if config.clean_train_loss else 0)
     steps = steps_per_epoch(data.train_size, config) + scored / (_PASSES * config.batch_size)
@@ -207,7 +207,7 @@ def epoch_seconds(config: TrainConfig, step: Step) -> float:
 
 
 def estimate_step(config: TrainConfig, measure: Measure, scale_batch: bool) -> Step:
-    """What a step takes, from measured steps of shallower networks and, if asked for, of smaller batches."""
+    """A step, estimated from steps of shallower networks and, with `scale_batch`, of smaller batches."""
     at_its_batch = (lambda config: _from_small_batches(config, measure)) if scale_batch else measure
     if is_own(config.model.name):
         return at_its_batch(config)
@@ -220,7 +220,7 @@ def estimate_step(config: TrainConfig, measure: Measure, scale_batch: bool) -> S
 
 
 def _from_small_batches(config: TrainConfig, measure: Measure) -> Step:
-    """A step takes a fixed time and a time for each example; neither depends on ghosts."""
+    """A step takes a fixed time and a time per example; neither depends on ghost batches."""
     small = replace(config, model=replace(config.model, ghost_batch=None), batch_size=_SMALLEST_BATCH)
     batches, steps = [_SMALLEST_BATCH], [measure(small)]
     enough = max(2 * steps[0].seconds, _LONG_STEP)
@@ -231,7 +231,7 @@ def _from_small_batches(config: TrainConfig, measure: Measure) -> Step:
 
 
 def _line(places: Sequence[int], steps: Sequence[Step], place: int) -> Step:
-    """The straight line through the first and the last step; level where noise makes it fall."""
+    """The step at `place` on the line through the first and the last; constant if noise makes it fall."""
     first, last = steps[0], steps[-1]
     beyond = (place - places[-1]) / (places[-1] - places[0])
     seconds = last.seconds + beyond * max(last.seconds - first.seconds, 0)
@@ -241,9 +241,9 @@ def _line(places: Sequence[int], steps: Sequence[Step], place: int) -> Step:
 
 
 def measure_run(config: TrainConfig, device: torch.device) -> Step:
-    """A step of a real run, on random images: the data set need not be there."""
+    """Measure a step of a run on random images: the data set is not needed."""
     entry, on_gpu = describe(config.data), device.type == "cuda"
-    # Epochs of one batch, more than are timed; a low rate, so that the run does not diverge.
+    # More epochs, of one batch each, than are timed; a low rate, so that the run does not diverge.
     config = settle(replace(config, epochs=100, lr=1e-3))
     with open_device(device) as world:
         images = _draw_images(entry, config.batch_size, device)
@@ -266,7 +266,7 @@ def _draw_images(entry: DataSet, count: int, device: torch.device) -> ImageSet:
 
 
 def fastest(step: Callable[[], object], device: torch.device) -> float:
-    """Seconds of the fastest of a few steps, fewer where they are slow."""
+    """Seconds of the fastest of a few steps; slow steps are timed fewer times."""
     on_gpu = device.type == "cuda"
     if on_gpu:
         step()  # compiles and captures

@@ -1,7 +1,7 @@
-"""Axes over a training config become a list of trials, each once, in one order.
+"""Expands axes over a training config into a list of trials, each once, in a fixed order.
 
-An axis is an option of `TrainConfig` or of its network under its own name (the network's name is `model`), or
-`depth`, the n of wrn{n}_{k}. Its values are a list, one value, or a line of text:
+An axis has the name of an option of `TrainConfig` or of its network (the network's name is `model`), or it is
+`depth`, the n of wrn{n}_{k}. Its values are a list, one value, or text:
 
     skipinit,batchnorm      these values
     2^-6..2^0               powers of two, both ends included
@@ -43,7 +43,7 @@ MAX_TRIALS = 1_000_000
 def _axis_types() -> dict[str, Any]:
     model, train = dict(option_types(ModelConfig)), dict(option_types(TrainConfig))
     del train["model"]
-    # The seed is the slowest axis: a sweep cut short has every cell once before it has any cell twice.
+    # The seed is the slowest axis: if a sweep stops early, it has each cell once before any cell twice.
     return {"seed": train.pop("seed"), "model": model.pop("name"), "depth": int, **model, **train}
 
 
@@ -52,7 +52,7 @@ AXES: dict[str, Any] = _axis_types()
 
 
 def axis_values(axis: str, given: object) -> list[Any]:
-    """The values that a text, a list or a lone value stands for, each of the axis's type."""
+    """The values of an axis from text, a list or one value, each of the axis's type."""
     if isinstance(given, str):
         items = [item for part in given.split(",") for item in _items(axis, part.strip())]
     elif isinstance(given, Sequence):
@@ -65,7 +65,7 @@ def axis_values(axis: str, given: object) -> list[Any]:
 
 
 def _items(axis: str, text: str) -> Sequence[object]:
-    """The numbers of a range, or else the text itself."""
+    """The numbers of a range, or the text itself."""
     span = re.fullmatch(r"(2\^)?(-?\d{1,9})\.\.(2\^)?(-?\d{1,9})", text)
     if span is None:
         return [text]
@@ -90,13 +90,13 @@ class Grid:
 
     @property
     def identity(self) -> str:
-        """Sixteen hexadecimal digits that follow from the trials, in any order."""
+        """A hash of the trials, sixteen hexadecimal digits; their order does not matter."""
         ids = ",".join(sorted(map(identity, self.trials)))
         return hashlib.sha256(ids.encode()).hexdigest()[:16]
 
 
 def expand(axes: Mapping[str, object]) -> Grid:
-    """Every combination of the axes' values; what no axis names is the protocol's choice for each data set.
+    """Every combination of the axes' values; other options are the protocol's choice for each data set.
 
     >>> grid = expand({"model": "wrn16_2", "data": "digits", "scheme": "skipinit,batchnorm",
     ...                "lr": "2^-3..2^0", "seed": range(7)})
@@ -117,7 +117,7 @@ def expand(axes: Mapping[str, object]) -> Grid:
 
 
 def _combine(values: Mapping[str, Sequence[Any]]) -> Iterator[TrainConfig]:
-    """A trial of every combination; those that differ in rate and seed alone are settled together."""
+    """A trial for every combination; those that only differ in rate and seed are settled once."""
     settled: dict[str, TrainConfig] = {}
     for combination in itertools.product(*values.values()):
         chosen = dict(zip(values, combination, strict=True))
@@ -129,7 +129,7 @@ def _combine(values: Mapping[str, Sequence[Any]]) -> Iterator[TrainConfig]:
 
 
 def _named(axis: str, given: object) -> object:
-    """Factories and data that were handed over, by name; a list of names or paths is several data sets."""
+    """Replace factories and data by their names; a list of names or paths is several data sets."""
     if axis == "model" and not isinstance(given, str):
         several = given if isinstance(given, list | tuple) else [given]
         return [name_factory(each) if callable(each) else each for each in several]
@@ -150,7 +150,7 @@ def make_grid(trials: Iterable[TrainConfig]) -> Grid:
 def read_grid(path: Path) -> Grid:
     """The grid of a TOML file: axes at the top, and `[[part]]` tables for parts that differ from them.
 
-    Parts are what a product cannot say: `alpha` for one scheme and not for another.
+    Parts express what a product cannot, such as `alpha` for one scheme and not for another.
     """
     try:
         table = tomllib.loads(read_whole(path).decode())
@@ -179,11 +179,11 @@ def _place(axis: str) -> str:
 _FLAT = [axis for axis in AXES if axis not in ("depth", "watch")]
 _values = attrgetter(*map(_place, _FLAT))
 cell_key = attrgetter(*(_place(axis) for axis in _FLAT if axis not in ("lr", "seed")))
-"""Equal for configs that differ in rate and seed alone."""
+"""Equal for configs that only differ in rate and seed."""
 
 
 def flatten(config: TrainConfig) -> dict[str, Any]:
-    """The config by the names of its axes; `depth` is left to `model`, which holds it, `watch` to no one."""
+    """The config by the names of its axes, without `depth`, which is in `model`, and without `watch`."""
     return dict(zip(_FLAT, _values(config), strict=True))
 
 
@@ -201,12 +201,12 @@ def _trial(chosen: dict[str, Any]) -> TrainConfig:
 
 
 def _check_batch_and_data(config: TrainConfig) -> None:
-    """Refuse what could only become failed trials. Of photographs, the folder that trains them will tell."""
+    """Refuse a batch or network that does not fit the data. Folders of photographs are checked later."""
     ghost, size = config.model.ghost_batch, config.batch_size
     if ghost is not None and size % ghost:
         raise ConfigError(f"ghost_batch {ghost} does not divide batch_size {size}")
     if config.data.endswith(".npz") or (config.data in DATA_SETS and DATA_SETS[config.data].in_memory):
-        with suppress(DataError):  # it is not here; a node of a cluster may have it
+        with suppress(DataError):  # the file is not here, but a node of a cluster may have it
             entry = describe(config.data)
             check_fit(config, entry.shape[0], entry.num_classes)
             steps_per_epoch(entry.train_size, config)

@@ -1,7 +1,7 @@
-"""Which trials step together: the same data, batch size and length, at the same step.
+"""Packs: trials that step together. They share data, batch size and epochs, and are at the same step.
 
-How many of them is a matter of memory and speed, and measured: a pack is doubled for as long as they fit and
-that makes all runs together clearly faster.
+The best size is measured: a pack is doubled while it fits into memory and that makes all runs together
+clearly faster.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ if TYPE_CHECKING:  # a plan is made without torch
     from ..training.world import World
 
 MEMORY_SHARE = 0.8
-"""Of the device's memory that a pack may fill."""
+"""The part of the device's memory that a pack may use."""
 _LARGEST = 64
 _WORTH_IT = 1.05
-"""A larger pack must be this many times as fast; otherwise trials only finish later."""
+"""A larger pack must be faster by this factor; otherwise its trials only finish later."""
 _STEPS = 20
 
 
 @dataclass(frozen=True)
 class PackKey:
-    """What trials of one pack share."""
+    """What the trials of a pack share."""
 
     data: str
     batch_size: int
@@ -38,7 +38,7 @@ class PackKey:
 
 
 def group(trials: Sequence[tuple[TrainConfig, int]]) -> dict[PackKey, list[TrainConfig]]:
-    """Trials, each with the steps it has taken, by what they must share."""
+    """Trials, given with the steps they have taken, grouped by what a pack must share."""
     groups: defaultdict[PackKey, list[TrainConfig]] = defaultdict(list)
     for config, position in trials:
         groups[PackKey(config.data, config.batch_size, config.epochs, position)].append(config)
@@ -56,12 +56,12 @@ def choose_size(
 ) -> int:
     """How many of these trials to step together, by trying 1, 2, 4, ... of them.
 
-    Two doublings in a row must bring nothing before no larger one is tried: two runs of 100 layers with batch
-    norm were measured to be no faster together than in turn, four 1.7 times as fast.
+    The search ends after two doublings in a row without a gain. One is not enough: two runs of 100 layers
+    with batch norm were measured to be no faster together than in turn, four were 1.7 times as fast.
 
     Args:
         configs: the trials.
-        speed: how fast some of them are together, in any unit; None where they do not fit.
+        speed: how fast some of them are together, in any unit; None if they do not fit.
     """
     most = min(len(configs), _LARGEST)
     size, best, tried, in_vain = 1, 0.0, 1, 0
@@ -77,14 +77,14 @@ def choose_size(
 
 
 def best_size(configs: Sequence[TrainConfig], data: Data, world: World) -> int:
-    """How many of these trials to step together on this device, by measuring; on the CPU one."""
+    """How many of these trials to step together on this device, measured; one on the CPU."""
     if world.device.type == "cpu":
         return 1
     return choose_size(configs, lambda some: _steps_per_second(some, data, world))
 
 
 def _steps_per_second(configs: Sequence[TrainConfig], data: Data, world: World) -> float | None:
-    """Steps of all runs together; None where they do not fit."""
+    """Steps per second of all runs together; None if they do not fit."""
     import torch
 
     from ..training.loop import make_executor

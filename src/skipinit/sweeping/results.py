@@ -1,15 +1,15 @@
-"""From runs to a cell: best k of n, the best rate and its error bar, what failed, what lies at the edge.
+"""Summarizes the runs of a cell: best k of n, the best rate and its error bar, failures, optima at the edge.
 
-A cell is everything about a trial except its learning rate and seed. The rules are the paper's (sections 2.2
-and 4, appendix B), and where it is silent these:
+The trials of a cell only differ in learning rate and seed. The rules are the paper's (sections 2.2 and 4,
+appendix B). Where it gives none, they are:
 
-- At every rate the runs with the `of` smallest seeds count and the best `best` of them are kept. With
-  fewer runs than `of` still at most `best` are kept: fewer runs drop fewer, and `kept`, `runs` say so.
-- A run that went non-finite counts as chance: accuracy 100 / classes, loss ln(classes).
-- A run is at chance up to 1.5 times chance accuracy, by which no luck of an untrained network goes (for
+- At every rate the runs with the `of` smallest seeds count, and the best `best` of them are kept. If there
+  are fewer runs than `of`, still at most `best` are kept; `kept` and `runs` say how many.
+- A run whose loss was not finite counts as chance: accuracy 100 / classes, loss ln(classes).
+- A run is at chance up to 1.5 times chance accuracy, more than an untrained network reaches by luck (for
   10,000 test images and 100 classes that is 5 standard deviations). A cell failed if all its runs are.
-- Equal means: the smaller rate is the best. Without a standard deviation (one run) only equal means are
-  within the error bar. The bar is a span: rates between its ends may lie outside of one deviation.
+- If means are equal, the smaller rate is the best. Without a standard deviation (one run) only equal means
+  are within the error bar. The bar is a span: rates inside may be further away than one deviation.
 """
 
 from __future__ import annotations
@@ -49,20 +49,20 @@ class Trim:
 
     @classmethod
     def asked(cls, best: int | None, of: int | None) -> Trim | None:
-        """What a user gave: both or neither."""
+        """The trim that a user asked for; None if neither value is given."""
         if (best is None) != (of is None):
             raise ConfigError("best and of belong together, as in the best 5 of 7")
         return None if best is None or of is None else cls(best, of)
 
     @classmethod
     def of_paper(cls, seeds: int) -> Trim:
-        """12 of 15 (the figures) where there are seeds enough, else 5 of 7 (the tables)."""
+        """12 of 15 (the figures) if there are 15 seeds, otherwise 5 of 7 (the tables)."""
         return cls(12, 15) if seeds >= 15 else cls(5, 7)
 
 
 @dataclass(frozen=True)
 class Run:
-    """The result of one trial; a metric is None where the run went non-finite."""
+    """The result of one trial; its metrics are None if it diverged."""
 
     lr: float
     seed: int
@@ -76,7 +76,7 @@ class Run:
         return self.value("test_accuracy") <= _CHANCE_MARGIN * 100 / self.classes
 
     def value(self, metric: Metric) -> float:
-        """The metric as it counts."""
+        """The metric; that of a diverged run is at chance."""
         if metric == "test_accuracy":
             return 100 / self.classes if self.test_accuracy is None else self.test_accuracy
         return math.log(self.classes) if self.train_loss is None else self.train_loss
@@ -89,10 +89,10 @@ class Rate:
     lr: float
     mean: float
     std: float | None
-    """With ddof 1; None where only one run is kept."""
+    """With ddof 1; None if only one run is kept."""
     kept: int
     runs: int
-    """Results there are at this rate; `kept` of them count."""
+    """Results at this rate, of which `kept` count."""
     at_chance: bool
 
 
@@ -105,16 +105,16 @@ class Cell:
     failed: bool
     """At chance for every rate: the paper's dash."""
     best: Rate | None
-    """None where nothing has a result yet, or the cell failed."""
+    """None if there is no result yet, or the cell failed."""
     lr_low: float | None
     lr_high: float | None
     """The span of rates whose mean is within one standard deviation of the best."""
     edge: Literal["low", "high", "only"] | None
-    """Where the best rate is an end of the grid, or all of it: the optimum may lie outside."""
+    """Whether the best rate is an end of the grid, or its only rate: the optimum may be outside."""
 
 
 def summarize(runs: Iterable[Run], metric: Metric, trim: Trim, grid: Iterable[float] = ()) -> Cell:
-    """The cell of these runs; `grid` names rates asked for that may have no result yet."""
+    """The cell of these runs; `grid` has all rates asked for, also those without a result yet."""
     by_rate: defaultdict[float, list[Run]] = defaultdict(list)
     for run in runs:
         by_rate[run.lr].append(run)
@@ -142,13 +142,13 @@ def _edge(lr: float, grid: set[float]) -> Literal["low", "high", "only"] | None:
 
 
 Row = dict[str, Any]
-# Not `lr`, which the last epoch's schedule has lowered: the trial's own is what names it.
+# Not the epoch's `lr`, which the schedule has lowered: a row has that of the trial.
 _MEASURED = ("epoch", "train_loss", "clean_train_loss", "test_accuracy", "test_loss", "images_per_second")
 
 
 @dataclass(frozen=True)
 class CellResult:
-    """A cell of the sweep: what its trials share, what they gave, and how many still owe a result."""
+    """A cell of the sweep: what its trials share, its summary, and how many trials have no result."""
 
     shared: Row
     """The config by the names of its axes, without `lr` and `seed`."""
@@ -165,7 +165,7 @@ def results(folder: str | Path, *, best: int | None = None, of: int | None = Non
 
     Args:
         folder: of the sweep.
-        best: average the best `best` of `of` runs; the paper's 5 of 7, or 12 of 15, where not given.
+        best: average the best `best` of `of` runs; if not given, the paper's 5 of 7, or 12 of 15.
         of: runs that count, lowest seeds first.
     """
     trim = Trim.asked(best, of)
@@ -179,7 +179,7 @@ def results(folder: str | Path, *, best: int | None = None, of: int | None = Non
 
 @system_errors_explained()
 def watched(folder: str | Path) -> dict[str, WatchReport]:
-    """What `watch` has measured of the trials in the folder of a run or sweep, by their identities.
+    """The measurements of `watch` in the folder of a run or sweep, by the identities of the trials.
 
     >>> [report] = skipinit.watched("runs/a").values()
     >>> report.plot("share.png")
@@ -198,7 +198,7 @@ def _name(trial: Trial) -> str:
 
 
 def cells(trials: Sequence[Trial], trim: Trim | None = None) -> list[CellResult]:
-    """Every cell and metric, in the order of the trials; `trim` is the paper's where it is not given."""
+    """Every cell and metric, in the order of the trials; `trim` is the paper's by default."""
     groups: defaultdict[tuple[object, ...], list[Trial]] = defaultdict(list)
     for trial in trials:
         groups[cell_key(trial.config)].append(trial)
@@ -226,7 +226,7 @@ def trial_row(trial: Trial) -> Row:
 
 
 def cell_row(cell: CellResult) -> Row:
-    """One cell and metric, flat but for `rates`, which holds a row per learning rate."""
+    """One cell and metric, flat except for `rates`, which holds a row per learning rate."""
     summary, best = cell.summary, cell.summary.best
     return {
         **cell.shared,
@@ -248,12 +248,12 @@ def cell_row(cell: CellResult) -> Row:
 
 
 def varying(rows: Sequence[Row], names: Iterable[str]) -> list[str]:
-    """Those of `names` that tell rows apart."""
+    """Those of `names` in which rows differ."""
     return [name for name in names if len({row[name] for row in rows}) > 1]
 
 
 def _shared(trial: Trial) -> Row:
-    """What all trials of a cell have in common."""
+    """The options that all trials of a cell have in common."""
     shared = flatten(trial.config)
     del shared["lr"], shared["seed"]
     return shared
@@ -280,18 +280,18 @@ def _run(trial: Trial) -> Run:
 
 @dataclass(frozen=True)
 class Progress:
-    """A sweep at one instant."""
+    """The progress of a sweep."""
 
     counts: dict[str, int]
     """Trials by state."""
     epochs_done: int
     epochs_total: int
     seconds_left: float | None
-    """At the pace since the writer began; None while nobody writes or nothing was done yet."""
+    """At the pace since the writer started; None if there is no writer, or no new epoch yet."""
     writer: Holder | None
     running: tuple[Trial, ...]
     failures: dict[str, int]
-    """Trials that raised, by the reason; the most frequent first."""
+    """Failed trials by reason; the most frequent first."""
 
     @property
     def trials(self) -> int:
@@ -307,7 +307,7 @@ def status(folder: str | Path) -> Progress:
 
 
 def progress(store: Store, now: datetime | None = None) -> Progress:
-    """Where the sweep stands."""
+    """The progress of the sweep in a store."""
     writer, meta, tally = store.writer(), store.meta(), store.tally()
     counts: dict[str, int] = {state: tally[state].trials if state in tally else 0 for state in STATES}
     total = sum(each.epochs for each in tally.values())

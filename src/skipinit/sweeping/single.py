@@ -1,10 +1,10 @@
-"""Training one run: a sweep of one, in a folder that a person can read as well.
+"""Trains one run: a sweep of one, with files that people can read.
 
-The store and its checkpoint are what a run is resumed from. Written from them, for people and their tools:
+A run is resumed from the store and its checkpoint. These files are written for people and their tools:
 
 - config.json: the config, with the machine and versions that began it
 - metrics.jsonl: a line per epoch
-- balance.csv: where it is watched, a line per measured step and residual block
+- balance.csv: if the run is watched, a line per measured step and residual block
 - result.json: how it ended
 """
 
@@ -61,13 +61,13 @@ def train(
 
     Args:
         config: the run; `make_train_config` fills in the protocol's defaults.
-        out: folder for everything the run leaves; without it nothing is written, nothing can be resumed.
+        out: folder of the run; without it nothing is written, and the run cannot be resumed.
         device: `auto`, `cpu`, `cuda` or `cuda:N`.
-        micro_batch: examples on the device at once; a batch is accumulated from as many as it takes.
+        micro_batch: the most examples on the device at once; larger batches are accumulated.
         checkpoint_seconds: least time between two checkpoints, which are written at the end of an epoch.
         tensorboard: also write TensorBoard events into the folder (extra `tensorboard`).
         progress: show a bar where standard error is a terminal.
-        stop: asks for an early end; by default only signals do.
+        stop: a request to stop, besides signals.
     """
     if not isinstance(config, TrainConfig):
         kind = type(config).__name__
@@ -87,7 +87,7 @@ def train(
             if world.leads:
                 _complete(folder, ended)
             return ended
-        # A config that cannot be built must not claim the folder: the corrected command would be refused.
+        # Before anything is written: if this fails, the folder must still take the corrected command.
         place = Workplace(world)
         run = place.make_run(config, micro_batch)
         bar = stack.enter_context(steps_bar(run.total_steps, shown=progress and world.leads))
@@ -95,7 +95,7 @@ def train(
         if folder and world.leads:
             emit = stack.enter_context(_recorded_in(folder, config, tensorboard))
         world.wait()
-        if folder and (ended := _ended(folder, config)):  # by another process, until this one had the folder
+        if folder and (ended := _ended(folder, config)):  # another process has finished it meanwhile
             return ended
         checkpoints = None if folder is None else Checkpoints(folder)
         state, seconds = checkpoints.load(identity(config)) if checkpoints else (None, 0.0)
@@ -111,11 +111,11 @@ def train(
 
 
 def _discard(event: Event) -> None:
-    """Without a folder, and in all processes but the first, nothing is written."""
+    """Drop an event: without a folder, and in all processes but the first."""
 
 
 class _BarReporter(Reporter):
-    """Also moves the bar, step by step."""
+    """A reporter that also moves the progress bar."""
 
     def __init__(self, emit: Emit, checkpoint_seconds: float, keep_last: bool, bar: Bar) -> None:
         super().__init__(emit, checkpoint_seconds, keep_last)
@@ -144,7 +144,7 @@ def _result(run: Run, reporter: Reporter) -> TrainResult:
 
 
 def _ended(folder: Path, config: TrainConfig) -> TrainResult | None:
-    """How this very run ended, if it did; refuses the folder of another."""
+    """The result of this run, if it has one; refuses the folder of another run."""
     if not (folder / FILE).exists():
         if (folder / "config.json").exists():
             raise DataError(
@@ -163,7 +163,7 @@ def _ended(folder: Path, config: TrainConfig) -> TrainResult | None:
 
 
 def _complete(folder: Path, result: TrainResult) -> None:
-    """Write what a process that was killed at the very end has not; a finished run is only read otherwise."""
+    """Write the files that a process did not write because it was killed at the end."""
     missing = not (folder / "result.json").exists()
     if missing or (folder / f"{FILE}-wal").exists():
         with suppress(SkipinitError), open_writer(folder):
@@ -193,7 +193,7 @@ def _flat(nested: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def _recorded_in(folder: Path, config: TrainConfig, tensorboard: bool) -> Iterator[Emit]:
-    """What keeps a run's events: the store and its checkpoint, then the files that people read."""
+    """Records a run's events in the store and the checkpoint, then in the files that people read."""
     with open_writer(folder) as writer:
         _refuse_other(folder, writer, config)
         writer.add([config])
@@ -263,7 +263,7 @@ class _SummaryWriter:
         self.folder, self.kind = folder, SummaryWriter
 
     def begin(self, epochs_done: int) -> None:
-        """Take the curves up after so many epochs; later points of an earlier attempt go."""
+        """Continue the curves after `epochs_done`; later points of an earlier attempt are removed."""
         self.writer = self.kind(str(self.folder), purge_step=epochs_done + 1)
 
     def add(self, record: EpochRecord) -> None:
@@ -276,7 +276,7 @@ class _SummaryWriter:
 
 @contextmanager
 def _lost_processes_explained(world: World) -> Iterator[None]:
-    """Where another process of the job has died, say that in one line; its own error says why."""
+    """If another process of the job has died, say so in one line; its own error says why."""
     try:
         yield
     except RuntimeError as error:

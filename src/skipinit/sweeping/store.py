@@ -1,7 +1,7 @@
-"""The store of a sweep: one SQLite file that many may read while one process writes.
+"""The store of a sweep: one SQLite file that many processes may read while one writes.
 
 A trial goes pending → running → finished, diverged or failed. Its end and its last epoch are one commit, so
-a result is there whole or not at all; an epoch recorded twice, as after a resume, is there once.
+a result is there whole or not at all. An epoch that is recorded again, as after a resume, is there once.
 """
 
 from __future__ import annotations
@@ -95,24 +95,24 @@ class Tally(NamedTuple):
 
     trials: int
     epochs: int
-    """That they have in all."""
+    """The sum of their epochs."""
     done: int
-    """Those that are not left to train; what raised is not tried again by itself."""
+    """Epochs that are not left to train; failed trials count as done."""
 
 
 class Store:
-    """What can be read, at any time, by anyone."""
+    """Reads a sweep; any process may, at any time."""
 
     def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
         self.path = path
         self._connection = connection
 
     def trials(self, state: State | None = None) -> list[Trial]:
-        """All trials, or those of one state, in the order they were added, as of one instant."""
+        """All trials, or those of one state, in the order in which they were added; a consistent snapshot."""
         return self._select() if state is None else self._select("WHERE t.state = ?", state)
 
     def watched(self) -> list[Trial]:
-        """The trials that a watch has seen."""
+        """The trials that have measurements."""
         return self._select("WHERE t.key IN (SELECT trial FROM measurements)")
 
     def _select(self, where: str = "", *values: object) -> list[Trial]:
@@ -121,22 +121,22 @@ class Store:
             return [self._trial(row) for row in rows]
 
     def states(self) -> dict[str, State]:
-        """How every trial stands, by its identity."""
+        """The state of every trial, by its identity."""
         return dict(self._whole_rows(_SELECT_STATES))
 
     def tally(self) -> dict[State, Tally]:
-        """How many trials are in each state, and their epochs, without reading one."""
-        self.states()  # a damaged config is named before SQLite reads it
+        """The number of trials in each state, and of their epochs; does not read the trials."""
+        self.states()  # checks the configs before SQLite reads them
         with explained(self.path):
             return {state: Tally(*numbers) for state, *numbers in self._connection.execute(_TALLY)}
 
     def failure_reasons(self) -> dict[str, int]:
-        """Why trials raised, and how many did for each reason; the most frequent first."""
+        """The number of failed trials by reason; the most frequent first."""
         with explained(self.path):
             return dict(self._connection.execute(_REASONS).fetchall())
 
     def trial(self, id: str) -> Trial | None:
-        """The trial of that identity, if the store has it."""
+        """The trial of an identity, or None."""
         return next(iter(self._select("WHERE t.id = ?", id)), None)
 
     def curve(self, id: str) -> list[EpochRecord]:
@@ -147,12 +147,12 @@ class Store:
         return curve
 
     def measurements(self, id: str) -> list[Measurement]:
-        """What a watch has seen of a trial, by step."""
+        """The measurements of a trial, by step."""
         rows = self._whole_rows(_SELECT_MEASUREMENTS, id)
         return [Measurement.from_dict({"step": step, "rows": json.loads(blocks)}) for step, blocks in rows]
 
     def _whole_rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
-        """The rows of a query whose last column, left out here, is whether the checksum holds."""
+        """The rows of a query, without its last column, which says whether the checksum is right."""
         with explained(self.path):
             rows = self._connection.execute(query, values).fetchall()
         if not all(whole for *_, whole in rows):
@@ -160,12 +160,12 @@ class Store:
         return [row[:-1] for row in rows]
 
     def meta(self) -> dict[str, Any]:
-        """Schema, version, commit and time of creation; pace of the last writer."""
+        """Schema, version, commit and time of creation; start of the last writer's session."""
         with explained(self.path):
             return dict(self._connection.execute("SELECT name, value FROM meta"))
 
     def writer(self) -> Holder | None:
-        """Who writes to it now."""
+        """The process that writes to it now, or None."""
         return holder(self.path.with_name(LOCK))
 
     def _trial(self, row: Sequence[Any]) -> Trial:
@@ -177,7 +177,7 @@ class Store:
 
 
 class Writer(Store):
-    """What the one writer can do besides."""
+    """Also writes; one process at a time."""
 
     def add(self, configs: Iterable[TrainConfig]) -> None:
         """Add the trials that are not there yet; those that failed wait, for this session, to be tried again.
@@ -191,7 +191,7 @@ class Writer(Store):
             self._count_from_here()
 
     def start(self, id: str, provenance: Provenance, classes: int, epochs_done: int = 0) -> None:
-        """The trial runs, for the first time or on from a checkpoint after `epochs_done`: later epochs go."""
+        """The trial starts, or resumes from a checkpoint after `epochs_done`; later epochs are deleted."""
         with transaction(self._connection, self.path):
             key = self._key(id, ("pending", "running", "failed"))
             self._connection.execute("DELETE FROM metrics WHERE trial = ? AND epoch > ?", (key, epochs_done))
@@ -204,7 +204,7 @@ class Writer(Store):
                 self._insert(self._key(id, ("running",)), [epoch])
 
     def measure(self, id: str, measurements: Iterable[Measurement]) -> None:
-        """What a watch has seen of a running trial; a step measured again is replaced."""
+        """Measurements of a running trial; a step that is measured again is replaced."""
         with transaction(self._connection, self.path):
             self._insert_measurements(self._key(id, ("running",)), measurements)
 
@@ -213,7 +213,7 @@ class Writer(Store):
         self._end(id, [last], "finished", step, None, None, seconds)
 
     def diverge(self, id: str, last: EpochRecord | None, step: int, seconds: float) -> None:
-        """The trial went non-finite at `step`, after its epoch `last`, if it came that far: a result too."""
+        """The loss was not finite at `step`, after epoch `last` if there is one: a result, too."""
         reason = f"the loss was not finite at step {step}"
         self._end(id, [last] if last else [], "diverged", step, reason, None, seconds)
 
@@ -226,9 +226,9 @@ class Writer(Store):
         trials: Iterable[tuple[Trial, Sequence[EpochRecord]]],
         measured: Callable[[str], Iterable[Measurement]] = lambda id: (),
     ) -> None:
-        """Trials with their curves from elsewhere, in place of what is here under their identities.
+        """Insert trials of another store, with their curves; they replace trials of the same identity.
 
-        `measured` is asked for what a watch has seen of each.
+        `measured` returns the measurements of a trial.
         """
         with transaction(self._connection, self.path):
             for trial, curve in trials:
@@ -239,13 +239,13 @@ class Writer(Store):
                 self._insert_measurements(key, measured(trial.id))
 
     def open_session(self) -> None:
-        """Nobody else writes, so nothing runs: what was cut off waits again. The pace counts from here."""
+        """Nobody else writes, so trials that were cut off are pending again. The pace counts from here."""
         with transaction(self._connection, self.path):
             self._set_back()
             self._count_from_here()
 
     def close_session(self) -> None:
-        """In good order: what was running waits again."""
+        """Trials that were running are pending again."""
         with transaction(self._connection, self.path):
             self._set_back()
 
@@ -266,7 +266,7 @@ class Writer(Store):
             self._connection.execute(_END, (*columns, utc_now(), key))
 
     def _key(self, id: str, allowed: Sequence[State]) -> int:
-        """The row of a trial in one of these states. A result is in none of them: it never changes."""
+        """The key of a trial, which must be in one of these states. No result is: results never change."""
         row = self._connection.execute("SELECT key, state FROM trials WHERE id = ?", (id,)).fetchone()
         if row is None:
             raise SkipinitError(f"trial {id} is not in {self.path}; add it first")
@@ -299,7 +299,7 @@ def open_store(folder: Path) -> Iterator[Store]:
 
 @contextmanager
 def open_writer(folder: Path) -> Iterator[Writer]:
-    """Write to the store of the sweep in `folder`, which is made if need be; one process at a time."""
+    """Write to the store of the sweep in `folder`, which is created if necessary; one process at a time."""
     make_folder(folder)
     path = folder / FILE
     with writer_lock(folder / LOCK):
@@ -329,7 +329,7 @@ def _read_trial(row: Sequence[Any]) -> Trial:
 
 @lru_cache(maxsize=1024)
 def _read_provenance(text: str) -> Provenance:
-    """Trials by the thousand come from a few machines."""
+    """Cached: thousands of trials come from a few machines."""
     return Provenance(**json.loads(text))
 
 

@@ -1,4 +1,4 @@
-"""What a run leaves to use: its network, measured on the test set or written to a folder."""
+"""Evaluates and exports the network of a run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .trainer import Workplace
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a network does on the test set."""
+    """Accuracy and loss on the test set."""
 
     test_accuracy: float
     """Percent."""
@@ -31,7 +31,7 @@ class Evaluation:
 
 @system_errors_explained()
 def evaluate(folder: str | Path, *, device: str = "auto") -> Evaluation:
-    """Measure the newest checkpoint of the run in a folder on the test set."""
+    """Evaluate the newest checkpoint of the run in a folder on the test set."""
     with open_device(find_device(device)) as world:
         place = Workplace(world)
         run = _open_run(Path(folder), place)
@@ -45,7 +45,7 @@ def evaluate(folder: str | Path, *, device: str = "auto") -> Evaluation:
 def export(folder: str | Path, out: str | Path, *, onnx: bool = False) -> None:
     """Write a run's network as a folder for `from_pretrained`; with `onnx` also model.onnx (extra `onnx`).
 
-    Of a model of your own, the folder holds its `state_dict` alone, as model.safetensors.
+    For a model of your own, the folder only holds its `state_dict`, as model.safetensors.
     """
     out = Path(out)
     if (out / FILE).exists():
@@ -64,7 +64,7 @@ def export(folder: str | Path, out: str | Path, *, onnx: bool = False) -> None:
 
 
 def _as_onnx(model: torch.nn.Module, shape: Sequence[int]) -> bytes:
-    """The network for batches of any size."""
+    """The network as ONNX, for batches of any size."""
     program = torch.onnx.export(
         model, (torch.zeros(2, *shape),), dynamo=True, dynamic_shapes=({0: "batch"},), verbose=False
     )
@@ -73,7 +73,7 @@ def _as_onnx(model: torch.nn.Module, shape: Sequence[int]) -> bytes:
 
 
 def _open_run(folder: Path, place: Workplace) -> Run:
-    """The run in a folder, its network as the newest checkpoint left it."""
+    """The run in a folder, with the network of the newest checkpoint."""
     with open_store(folder) as store:
         trials = store.trials()
     if len(trials) != 1:

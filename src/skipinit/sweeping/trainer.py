@@ -1,6 +1,6 @@
-"""Training trials on one device, pack by pack, as a stream of events.
+"""Trains trials on one device, pack by pack, and emits events.
 
-Who receives the events keeps them: the store of this process, or one on another machine.
+The receiver of the events records them, in this process or on another machine.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from ..training.world import World, find_device
 from .packs import best_size, group, split
 
 Load = Callable[[str], tuple[RunState | None, float]]
-"""A trial's newest state and its seconds, by its identity; None where it must start anew."""
+"""A trial's newest state and its seconds, by its identity; None if it must start anew."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """How to train, besides what."""
+    """Options of training that do not change results."""
 
     pack_size: int | None
     """Trials that step together; measured if not given."""
@@ -54,15 +54,15 @@ class Options:
 
 @dataclass(frozen=True)
 class Share:
-    """Trials for one worker, with all that it must know of them."""
+    """Trials for one worker, with options and checkpoints."""
 
     configs: Sequence[TrainConfig]
-    """Of the same data, batch size, length and position."""
+    """They share data, batch size, epochs and position."""
     options: Options
     device: str
     """`cpu`, or `cuda` for the GPU that the worker has."""
     contents: dict[str, bytes]
-    """Checkpoints by the trials' identities, empty where there is none: a worker may be on another disk."""
+    """Checkpoints by the trials' identities, empty if there is none. Workers cannot always read our disk."""
 
 
 def train_share(share: Share, emit: Emit, stop: Stop) -> None:
@@ -73,7 +73,7 @@ def train_share(share: Share, emit: Emit, stop: Stop) -> None:
         return unpack_if_whole(BytesIO(contents[id])) if contents[id] else (None, 0.0)
 
     def remember(event: Event) -> None:
-        if isinstance(event, Kept):  # should the pack raise, each of its trials goes on from here
+        if isinstance(event, Kept):  # if the pack raises, its trials resume from here
             contents[event.id] = event.content
         emit(event)
 
@@ -82,12 +82,12 @@ def train_share(share: Share, emit: Emit, stop: Stop) -> None:
 
 @lru_cache(maxsize=1)
 def _workplace(device: str) -> Workplace:
-    """A worker trains many shares: the data of the last one is still there."""
+    """Cached: the next share of a worker often has the same data."""
     return Workplace(World(find_device(device)))
 
 
 class Workplace:
-    """A device, and the data that was last worked on there."""
+    """A device, and the data set that was last used there."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -95,7 +95,7 @@ class Workplace:
         self._data: tuple[str, Data] | None = None
 
     def data(self, name: str) -> Data:
-        """A data set, read once for as long as no other is asked for."""
+        """A data set; it stays loaded until another one is asked for."""
         if self._data is None or self._data[0] != name:
             self._data = None  # two may not fit
             self._data = name, open_data(name, self.world.device)
@@ -108,13 +108,13 @@ class Workplace:
 
 
 class Trainer:
-    """Trains packs one after the other until all have results or it is time to stop."""
+    """Trains packs one after the other until all have results or `stop` is requested."""
 
     def __init__(self, place: Workplace, options: Options, load: Load, emit: Emit, stop: Stop) -> None:
         self.place, self.options, self.load, self.emit, self.stop = place, options, load, emit, stop
 
     def train(self, configs: Sequence[TrainConfig]) -> None:
-        """Give trials of the same data, batch size, length and position their results or failures."""
+        """Train trials that share data, batch size, epochs and position."""
         if self.stop.requested:
             return
         data = self.place.data(configs[0].data)
@@ -125,15 +125,15 @@ class Trainer:
             self._train_pack(pack, data)
 
     def _train_pack(self, configs: Sequence[TrainConfig], data: Data) -> None:
-        """Train some trials together. If that raises, each alone: the one that raises again is to blame.
+        """Train some trials together. If that raises, train each alone: one that raises again has failed.
 
-        What does not fit on the device goes on as two halves.
+        A pack that does not fit into the device's memory is halved.
         """
         reporter, size = Reporter(self.emit, self.options.checkpoint_seconds), 0
         try:
             train_together([self._open(config, reporter) for config in configs], data, reporter, self.stop)
         except Exception as error:
-            if reporter.emitting:  # no fault of a trial: nothing can be recorded any more
+            if reporter.emitting:  # not an error of a trial: events cannot be recorded
                 raise
             if len(configs) == 1:
                 id = identity(configs[0])
@@ -142,7 +142,7 @@ class Trainer:
                 self.emit(Failed(id, reason, traceback.format_exc(), reporter.seconds.get(id, 0.0)))
             else:
                 size = len(configs) // 2 if isinstance(error, torch.OutOfMemoryError) else 1
-        if size:  # not in the handler: the error holds on to the runs, and they to the device's memory
+        if size:  # not in the handler: there, the error keeps the runs and their memory alive
             left = [config for config in configs if identity(config) not in reporter.ended]
             for members in group([(config, self._position(config)) for config in left]).values():
                 for pack in split(members, size):
@@ -153,7 +153,7 @@ class Trainer:
         return 0 if state is None else int(state["step"])
 
     def _open(self, config: TrainConfig, reporter: Reporter) -> Run:
-        """A run where its checkpoint left it; its failure to be made is the trial's, so it has started."""
+        """The run of a trial at its checkpoint. Errors in here are the trial's, so it has started before."""
         state, seconds = self.load(identity(config))
         reporter.start(config, self.place.provenance, state, seconds)
         run = self.place.make_run(config)
@@ -176,7 +176,7 @@ class Reporter:
         self.charged_at = self.kept_at = time.monotonic()
 
     def emit(self, event: Event) -> None:
-        """Hand over an event; if that raises, no trial is to blame."""
+        """Emit an event; if that raises, it is not an error of a trial."""
         self.emitting = True
         self._emit(event)
         self.emitting = False
@@ -184,21 +184,21 @@ class Reporter:
     def start(
         self, config: TrainConfig, provenance: Provenance, state: RunState | None, seconds: float
     ) -> None:
-        """A trial begins, or goes on from a state."""
+        """A trial starts, or resumes from a state."""
         epochs_done = 0 if state is None else len(state["records"])
         classes = describe(config.data).num_classes
         self.seconds[identity(config)] = seconds
         self.emit(Started(identity(config), provenance, classes, epochs_done))
 
     def advanced(self, runs: Sequence[Run], position: int) -> None:
-        """Only epochs count."""
+        """Nothing: only epochs are recorded."""
 
     def recorded(self, run: Run, record: EpochRecord) -> None:
-        """Keep the epoch until all runs of the pack have theirs."""
+        """Collect the epoch until all runs of the pack have finished it."""
         self.fresh.append((identity(run.config), record))
 
     def diverged(self, run: Run, step: int) -> None:
-        """A result: its last epoch is the one before."""
+        """Emit the result; the last epoch is the one before."""
         self.charge()
         self._measured(run)
         id = identity(run.config)
@@ -208,7 +208,7 @@ class Reporter:
         self.diverged_at[id] = step
 
     def paused(self, runs: Sequence[Run], last: bool) -> None:
-        """Emit the epochs of all runs at once, then who is done; hand over checkpoints of the rest."""
+        """Emit the epochs of all runs at once, then results, then checkpoints of the other runs."""
         self.charge()
         for run in runs:
             self._measured(run)
@@ -230,7 +230,7 @@ class Reporter:
         self.ended |= done.keys()
 
     def _measured(self, run: Run) -> None:
-        """Before a checkpoint that is beyond these steps."""
+        """Emit measurements, before a checkpoint that is beyond their steps."""
         if run.measurements:
             self.emit(Measured(identity(run.config), tuple(run.measurements)))
             run.measurements.clear()
@@ -240,7 +240,7 @@ class Reporter:
         self.emit(Kept(id, pack_state(run, self.seconds[id])))
 
     def charge(self) -> None:
-        """Share the time since the last charge among the trials that had the device, whoever ends now."""
+        """Divide the time since the last charge among the trials that have used the device."""
         now = time.monotonic()
         sharing = self.seconds.keys() - self.ended
         for id in sharing:

@@ -1,8 +1,7 @@
 """Processes of this machine that train shares of a sweep on the CPU, one thread and one share each.
 
-A worker is a fresh interpreter, so nothing depends on what this process has imported or how it was started.
-It serves share after share until its connection ends: when this process ends, in whatever way, so do its
-workers.
+A worker is a new interpreter, so nothing depends on what this process has imported or how it was started. It
+trains share after share until its connection closes. So workers end when this process ends, in any way.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ from .dispatch import Lost
 from .trainer import Share, train_share
 
 _PATIENCE = 0.5
-"""Seconds between looks at whether to stop."""
+"""Seconds between checks whether to stop."""
 
 
 def work(descriptor: int) -> None:
-    """Serve the process at the other end of a connection for as long as it is there."""
+    """Train the shares that come from a connection until it closes."""
     connection: Connection[object, Share | None] = Connection(descriptor)
     shares: SimpleQueue[Share] = SimpleQueue()
     stop = Stop()
@@ -46,10 +45,10 @@ def work(descriptor: int) -> None:
                     stop.signal = signal.SIGTERM
                 else:
                     shares.put(share)
-        os._exit(1)  # nobody is there any more, and nothing here is worth keeping
+        os._exit(1)  # the other process has ended, and nothing here needs to be saved
 
     def send(message: object) -> None:
-        with suppress(OSError):  # nobody there: `listen` leaves
+        with suppress(OSError):  # the other process has ended: `listen` exits
             connection.send(message)
 
     Thread(target=listen, daemon=True).start()
@@ -64,12 +63,12 @@ def work(descriptor: int) -> None:
 
 
 def start_interpreter(code: str, count: int = 1, **options: Any) -> subprocess.Popen[bytes]:
-    """A process that runs some code of ours, one of `count`; it can import what this one can."""
+    """Start a process, one of `count`, that runs `code`; it can import what this one can."""
     environment = os.environ | {
         # Python ignores what is no text, such as a pathlib.Path.
         "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path if isinstance(path, str)),
         "OMP_NUM_THREADS": str(cpu_threads()),
-        "LOCAL_WORLD_SIZE": str(count),  # who decodes images shares the cores by it
+        "LOCAL_WORLD_SIZE": str(count),  # decoders of images divide the cores by it
     }
     # Blocked signals stay so in a new process: Ctrl-C goes to the whole group, and SIGTERM often, but only
     # this process decides when to stop.
@@ -92,7 +91,7 @@ class _Worker:
             self.process = start_interpreter(code, count, pass_fds=[there.fileno()])
 
     def close(self) -> str:
-        """End it; how it ended."""
+        """End the process; returns how it ended."""
         self.connection.close()
         self.process.kill()
         code = self.process.wait()
@@ -100,7 +99,7 @@ class _Worker:
 
 
 class Workers:
-    """As many processes as can be of use."""
+    """A pool of worker processes."""
 
     device, grace = "cpu", math.inf  # a step is short, and a second Ctrl-C does not wait
 
@@ -110,13 +109,13 @@ class Workers:
         self.count = count
 
     def room(self) -> int:
-        """All of them, always: a lost one is replaced."""
+        """The number of workers, which is constant: a lost one is replaced."""
         return self.count
 
     def start(self, share: Share) -> _Worker:
         """Give a share to an idle worker."""
         worker = self.idle.pop()
-        with suppress(OSError):  # it has died, which `receive` finds out
+        with suppress(OSError):  # it has died, which `receive` reports
             worker.connection.send(share)
         return worker
 
@@ -143,17 +142,17 @@ class Workers:
         return Lost(f"a worker process ({ended})", ended)
 
     def ask_to_stop(self) -> None:
-        """Tell all; those without a share do not mind."""
+        """Tell all workers; an idle one ignores it."""
         for worker in self.workers:
             with suppress(OSError):
                 worker.connection.send(None)
 
     def close(self) -> None:
-        """End them all. Whatever they had to say has been heard."""
+        """End all workers. Their events have been received."""
         for worker in self.workers:
             worker.close()
 
 
 def workers_at_once() -> int:
-    """How many trainings the cores of this machine have room for."""
+    """How many trainings can run at once on the cores of this machine."""
     return max(1, usable_cores() // cpu_threads())

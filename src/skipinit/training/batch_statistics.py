@@ -1,5 +1,5 @@
-"""Batch statistics where several processes share each batch: what batch norm computes, and the running
-averages it leaves, are those of one process.
+"""Batch statistics of batches that several processes share: outputs and running averages of batch norm are
+those of one process.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from .world import World
 
 
 def ghost_of(norm: _BatchNorm) -> int | None:
-    """Examples per group of batch statistics; none: the whole batch, as torch's own batch norm has it."""
+    """Examples per group of batch statistics; None means the whole batch, as in torch's batch norm."""
     return norm.ghost_batch if isinstance(norm, GhostBatchNorm2d) else None
 
 
 def by_batch_at_test(norm: _BatchNorm) -> bool:
-    """Whether a test batch is normalized by its own statistics: by choice, or for want of averages."""
+    """Whether a test batch is normalized by its own statistics: by choice, or without running averages."""
     return norm.running_mean is None or getattr(norm, "batch_statistics_at_test", False)
 
 
 def share_statistics(model: nn.Module, world: World) -> None:
-    """Let the whole batch of a batch norm, and its test batch, be that of all processes together.
+    """Make batch norms use the statistics of the batch of all processes together, also of a test batch.
 
-    torch's SyncBatchNorm does so on GPUs only, and averages the unbiased variance.
+    torch's SyncBatchNorm works on GPUs only, and averages the unbiased variance.
     """
-    # A compiled block stops there, asks the other processes, and goes on.
+    # Not compiled: a graph break, because it waits for the other processes.
     eagerly = torch.compiler.disable(_normalize_together)
     for norm in model.modules():
         if isinstance(norm, _BatchNorm) and (ghost_of(norm) is None or by_batch_at_test(norm)):
@@ -39,7 +39,7 @@ def share_statistics(model: nn.Module, world: World) -> None:
 
 
 def _normalize_together(norm: _BatchNorm, world: World, x: Tensor) -> Tensor:
-    """The forward pass of a batch norm whose batch lies in parts in all processes."""
+    """The forward pass of a batch norm whose batch is distributed over the processes."""
     joined = ghost_of(norm) is None if norm.training else by_batch_at_test(norm)
     if not joined:
         out: Tensor = type(norm).forward(norm, x)
@@ -64,7 +64,7 @@ def _normalize_together(norm: _BatchNorm, world: World, x: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _average(norm: _BatchNorm, mean: Tensor, variance: Tensor, count: int) -> None:
-    """r <- (1 - m) r + m s, as our batch norm does it, or torch's."""
+    """r <- (1 - m) r + m s, with the variance of our batch norm (biased) or of torch's (unbiased)."""
     assert norm.running_mean is not None
     assert norm.running_var is not None
     momentum = norm.momentum
@@ -79,7 +79,7 @@ def _average(norm: _BatchNorm, mean: Tensor, variance: Tensor, count: int) -> No
 
 
 class _Sum(torch.autograd.Function):
-    """The sum over all processes. Each part is in the losses of all, so its gradient is a sum as well."""
+    """The sum over all processes. Each summand is in the losses of all, so its gradient is a sum as well."""
 
     @staticmethod
     def forward(ctx: Any, part: Tensor) -> Tensor:
@@ -98,7 +98,7 @@ def _sum(part: Tensor) -> Tensor:
 
 
 class RunningStatistics:
-    """All running averages of ghost batches as one vector; without ghosts or alone, nothing is done."""
+    """The running averages of ghost batches as one vector. Does nothing without ghosts or in one process."""
 
     def __init__(self, model: nn.Module, world: World, batch_size: int) -> None:
         self.world = world
@@ -119,7 +119,7 @@ class RunningStatistics:
 
     @torch.no_grad()
     def join(self, before: Tensor | None) -> None:
-        """Bring the averages after a step to what all ghosts together make of `before`."""
+        """Set the averages to those of one process that started at `before` and saw all ghosts."""
         if before is None:
             return
         own = self._flat() - self.keep**self.ghosts * before

@@ -1,4 +1,4 @@
-"""A checkpoint: where an unfinished run stands, as a file that says what it is and names what it holds."""
+"""Checkpoints: the state of an unfinished run in a file with a format number and named contents."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RunState = dict[str, Any]
 
 
 def pack_state(run: Run, seconds: float) -> bytes:
-    """The content of a checkpoint: the run's state, and what it has cost so far."""
+    """The content of a checkpoint: the run's state, and the seconds it has taken."""
     buffer = io.BytesIO()
     torch.save({"format": FORMAT, "version": VERSION, "run": run.state(), "seconds": seconds}, buffer)
     return buffer.getvalue()
@@ -31,7 +31,7 @@ def pack_state(run: Run, seconds: float) -> bytes:
 def unpack_state(file: Path | BinaryIO) -> tuple[RunState, float]:
     """State and seconds of a checkpoint; DataError, with its path, if damaged or of another version."""
     try:
-        with zipfile.ZipFile(file) as archive:  # torch does not look at the checksums that it writes
+        with zipfile.ZipFile(file) as archive:  # torch does not check the checksums that it writes
             if damaged := archive.testzip():
                 raise DataError(f"checksum of {damaged}")
         saved = _load(file)
@@ -49,11 +49,11 @@ def unpack_state(file: Path | BinaryIO) -> tuple[RunState, float]:
 
 
 def _load(file: Path | BinaryIO) -> dict[str, Any]:
-    """The content, mapped where that is possible: to ask for a position must not copy all weights."""
+    """The content, memory-mapped if possible: to read the position must not copy all weights."""
     if isinstance(file, Path):
         try:
             str(file).encode()
-        except UnicodeEncodeError:  # a name that torch cannot take
+        except UnicodeEncodeError:  # torch cannot open such a name
             return _load(io.BytesIO(file.read_bytes()))
         mapped: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
         return mapped
@@ -63,7 +63,7 @@ def _load(file: Path | BinaryIO) -> dict[str, Any]:
 
 
 def unpack_if_whole(file: Path | BinaryIO) -> tuple[RunState | None, float]:
-    """The same, but a damaged one only costs the trial its head start."""
+    """The same, but None for a damaged checkpoint: the trial starts anew."""
     try:
         return unpack_state(file)
     except DataError:
@@ -71,7 +71,7 @@ def unpack_if_whole(file: Path | BinaryIO) -> tuple[RunState | None, float]:
 
 
 class Checkpoints:
-    """Of a run or sweep: a folder with a file for each unfinished trial, by its identity."""
+    """The checkpoints of a run or sweep: a folder with a file for each unfinished trial, by its identity."""
 
     def __init__(self, out: Path) -> None:
         self.folder = out / "checkpoints"
@@ -82,7 +82,7 @@ class Checkpoints:
         return unpack_state(path) if path.exists() else (None, 0.0)
 
     def load_if_whole(self, id: str) -> tuple[RunState | None, float]:
-        """The same, but a damaged one only costs the trial its head start."""
+        """The same, but None for a damaged checkpoint: the trial starts anew."""
         path = self.path(id)
         return unpack_if_whole(path) if path.exists() else (None, 0.0)
 
@@ -92,7 +92,7 @@ class Checkpoints:
         return 0 if state is None else int(state["step"])
 
     def read(self, id: str) -> bytes:
-        """The file as it is; empty where there is none."""
+        """The bytes of the file; empty if there is none."""
         return self.path(id).read_bytes() if self.path(id).exists() else b""
 
     def save(self, id: str, content: bytes) -> None:
@@ -105,7 +105,7 @@ class Checkpoints:
 
     @contextmanager
     def blamed(self, id: str) -> Iterator[None]:
-        """While inside, what a state lacks is the fault of the trial's file."""
+        """Inside, an error means that the trial's file is damaged."""
         try:
             yield
         except (KeyError, TypeError, RuntimeError, DataError) as error:
@@ -114,10 +114,10 @@ class Checkpoints:
             ) from error
 
     def clear_drafts(self) -> None:
-        """Remove what a killed process was writing; only the one writer may."""
+        """Remove the unfinished files of killed processes; only the writer may call it."""
         for draft in self.folder.glob(".*.pt.*"):
             draft.unlink()
 
     def path(self, id: str) -> Path:
-        """Where a trial's state lies."""
+        """The file of a trial's state."""
         return self.folder / f"{id}.pt"

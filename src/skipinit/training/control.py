@@ -1,4 +1,4 @@
-"""Control of a long computation: how it is shown, and how it is asked to stop in good order."""
+"""Control of a long computation: its progress bar, and requests to stop."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 class Stop:
-    """Whether to stop at the next step, and why."""
+    """A request to stop at the next step: a signal, or a time limit."""
 
     def __init__(self, time_limit: float | None = None) -> None:
         self.deadline = None if time_limit is None else time.monotonic() + time_limit
@@ -35,7 +35,7 @@ class Stop:
 
 @contextmanager
 def stopped_by_signals(stop: Stop) -> Iterator[None]:
-    """While inside, SIGTERM and Ctrl-C only raise the flag; a second Ctrl-C interrupts at once."""
+    """Inside, SIGTERM and Ctrl-C only request a stop; a second Ctrl-C interrupts at once."""
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may set handlers
         return
@@ -49,28 +49,28 @@ def stopped_by_signals(stop: Stop) -> Iterator[None]:
 
 @cache
 def say_once(words: str) -> None:
-    """A remark on standard error, which many runs may make."""
+    """Print a remark to standard error, once however many runs make it."""
     print(f"skipinit: {words}", file=sys.stderr)
 
 
 class Bar:
-    """Steps done out of all, and a word on how it goes."""
+    """A progress bar with a description."""
 
     def __init__(self, progress: Progress, total: int) -> None:
         self.progress, self.task = progress, progress.add_task("starting", total=total)
 
     def update(self, done: int, words: str | None = None) -> None:
-        """Move to a step; change the words if there are new ones."""
+        """Move to a step; replace the description if `words` are given."""
         self.progress.update(self.task, completed=done, description=words)
 
     def advance(self, steps: int) -> None:
-        """Move by so many steps."""
+        """Move by a number of steps."""
         self.progress.advance(self.task, steps)
 
 
 @contextmanager
 def steps_bar(total: int, shown: bool) -> Iterator[Bar]:
-    """A bar over so many steps, on standard error where that is a terminal."""
+    """A bar over `total` steps, on standard error if that is a terminal."""
     console = Console(stderr=True)
     hidden = not (shown and console.is_terminal)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())

@@ -1,8 +1,8 @@
 """The training loop, for one run or many: a lone run is a list of one.
 
-All runs share data set, batch size and length, and stand at the same step. A run that goes non-finite has
-its result and leaves; the others go on as if it had never been there. On a GPU the runs step together as one
-captured graph with a stream for each run, users' own models beside it, on the CPU in turn.
+All runs share data set, batch size and number of epochs, and are at the same step. A run whose loss is not
+finite has its result and is removed; this does not change the others. On a GPU, the runs step together as one
+captured graph with a stream for each run, and users' own models step beside it. On the CPU they step in turn.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from .run import Run
 from .sources import Data
 
 _STEPS_BETWEEN_LOOKS = 100
-"""On a GPU, where a look waits for the device; on the CPU it costs nothing."""
+"""On a GPU, because reading the losses waits for the device. On the CPU they are read after each step."""
 
 
 Score = Callable[[Run], Tensor]
 
 
 class InTurn:
-    """Each run steps after the other."""
+    """The runs step one after the other."""
 
     def __init__(self, runs: Sequence[Run]) -> None:
         self.runs = runs
         on_cpu = all(run.world.device.type == "cpu" for run in runs)
         self.poll_every = 1 if on_cpu else _STEPS_BETWEEN_LOOKS
-        """Steps between looks at the losses."""
+        """Steps between checks of the losses."""
 
     def step(self) -> None:
         """One training step of every run."""
@@ -50,7 +50,7 @@ class InTurn:
 
 
 class OneGraph:
-    """A step of all runs is one graph launch: no Python between kernels, and runs fill each other's gaps."""
+    """A step of all runs is one graph launch: no Python between kernels, and the runs' kernels overlap."""
 
     poll_every = _STEPS_BETWEEN_LOOKS
 
@@ -104,7 +104,7 @@ class OneGraph:
         return graph, results
 
     def _warm_up(self, work: Callable[[Run], object]) -> None:
-        """Compile, choose algorithms and allocate before capture, and leave no trace in the runs."""
+        """Compile, choose algorithms and allocate before the capture; then set the runs back."""
         for run, stream in zip(self.runs, self.streams, strict=True):
             tensors = run.changing_tensors()
             before, generator = [tensor.clone() for tensor in tensors], run.generator.get_state()
@@ -120,7 +120,7 @@ class OneGraph:
 
 
 class BesideGraph:
-    """Users' own models, which a graph cannot hold, step in turn while the graph of the others runs."""
+    """Users' own models, which no graph captures, step in turn while the graph of the others runs."""
 
     poll_every = _STEPS_BETWEEN_LOOKS
 
@@ -134,7 +134,7 @@ class BesideGraph:
         """One training step of every run."""
         main = torch.cuda.current_stream()
         self.stream.wait_stream(main)
-        self.graph.step()  # the host does not wait for it
+        self.graph.step()  # only launched: the host does not wait
         try:
             with torch.cuda.stream(self.stream):
                 self.own.step()
@@ -152,7 +152,7 @@ Executor = InTurn | OneGraph | BesideGraph
 
 
 def make_executor(runs: Sequence[Run], images_on_device: bool) -> Executor:
-    """On a GPU one graph, and users' own models beside it; else, and where processes share a run, in turn."""
+    """One graph on a GPU, users' own models beside it. On the CPU and under torchrun, runs step in turn."""
     graphs = {run.world.device.type == "cuda" and run.world.size == 1 and not run.own for run in runs}
     if graphs == {True}:
         return OneGraph(runs, capture_scores=images_on_device)
@@ -163,7 +163,7 @@ class Observer(Protocol):
     """Callbacks of the training loop."""
 
     def advanced(self, runs: Sequence[Run], position: int) -> None:
-        """So many steps are done."""
+        """The runs have taken `position` steps."""
 
     def recorded(self, run: Run, record: EpochRecord) -> None:
         """A run has finished an epoch."""
@@ -172,11 +172,11 @@ class Observer(Protocol):
         """A run's loss at this step, counted from 0, was not finite: that is its result."""
 
     def paused(self, runs: Sequence[Run], last: bool) -> None:
-        """The runs stand still: a moment for checkpoints, and the last one if they will not go on."""
+        """The runs can be checkpointed now; if `last`, they will not continue."""
 
 
 def train_together(runs: Sequence[Run], data: Data, observer: Observer, stop: Stop) -> None:
-    """Train to the end, or until asked to stop; the observer hears of everything."""
+    """Train to the end, or until `stop` is requested, and report to the observer."""
     pack = make_executor(runs, data.on_device)
     world, batch_size = runs[0].world, runs[0].config.batch_size
     position, total, steps_per_epoch = runs[0].position, runs[0].total_steps, runs[0].source.steps_per_epoch
@@ -213,7 +213,7 @@ def train_together(runs: Sequence[Run], data: Data, observer: Observer, stop: St
 
 
 def _measured_step(runs: Sequence[Run], position: int) -> None:
-    """A step of every run in turn, without a graph, in which nothing can be seen."""
+    """A step of every run in turn, without the graph, in which nothing can be measured."""
     for run in runs:
         run.model.train()
         if run.is_watched(position):
@@ -223,7 +223,7 @@ def _measured_step(runs: Sequence[Run], position: int) -> None:
 
 
 def _without(lost: Sequence[Run], pack: Executor, data: Data) -> Executor:
-    """The pack, or a smaller one of the runs that are left."""
+    """The pack without the lost runs."""
     left = [run for run in pack.runs if run not in lost]
     return pack if not lost else make_executor(left, data.on_device)
 
@@ -242,7 +242,7 @@ def _diverged(runs: Sequence[Run], epoch: int, observer: Observer) -> list[Run]:
 def _record_epoch(
     pack: Executor, data: Data, epoch: int, images_per_second: float, observer: Observer
 ) -> list[Run]:
-    """Evaluate every run and hand over its record of the epoch; returns those that broke in its last step."""
+    """Evaluate every run and report the epoch's record; returns the runs whose test loss is not finite."""
     tests = pack.score(data.score_test)
     cleans: Sequence[Tensor | None] = [None] * len(pack.runs)
     if any(run.config.clean_train_loss for run in pack.runs):

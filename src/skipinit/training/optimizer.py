@@ -1,8 +1,7 @@
-"""Heavy-ball momentum with optional damping, coupled L2 on the weights that take it, learning-rate
-schedules.
+"""SGD with momentum, optional dampening and coupled L2, and learning-rate schedules.
 
-Schedules are functions of progress, the step out of all steps, in whole numbers. Thresholds are fractions of
-the training, so each schedule fits any number of epochs and is exact at the paper's.
+A schedule is a function of two whole numbers, the step and the number of all steps. Its thresholds are
+fractions of the training: it fits any number of epochs, and is exact for the paper's.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from ..nets.layers import l2_parameters
 
 
 def constant(step: int, total: int) -> float:
-    """1"""
+    """Always 1."""
     return 1.0
 
 
@@ -58,10 +57,9 @@ def learning_rates(config: TrainConfig, steps_per_epoch: int) -> list[float]:
 def make_optimizer(model: nn.Module, config: TrainConfig, lr: Tensor) -> torch.optim.SGD:
     """g <- g + l2 w;  v <- momentum v + (1 - dampening) g;  w <- w - lr v;  v = 0 at the start.
 
-    `lr` is a tensor on the model's device: it changes between steps without a new captured graph. torch
-    would start v at the first gradient undamped, ten times too large at dampening 0.9; momentum
-    buffers that exist and are zero make its first step like all others. Without momentum it has no v, and
-    would damp nothing: there the rate takes the factor.
+    `lr` is a tensor on the model's device, so that a captured graph can change it. torch sets v to the first
+    gradient without dampening, ten times too large at dampening 0.9; momentum buffers that are zero make the
+    first step like all others. Without momentum torch ignores dampening, so the learning rate is multiplied.
     """
     decayed = l2_parameters(model)
     rest = [parameter for name, parameter in model.named_parameters() if name not in decayed]

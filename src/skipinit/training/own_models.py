@@ -16,44 +16,44 @@ from ..nets.own import load_factory
 from .world import contiguous
 
 _EXAMPLES = 16
-"""Enough for a conversion to find the residual adds, and to scale the classifier's start."""
+"""Of the batch with which a conversion finds the residual adds and scales the classifier."""
 
 _TAKEN: WeakSet[nn.Module] = WeakSet()
-"""The models of this process's runs: two that share one would train it twice."""
+"""The models of the runs of this process. Two runs that share a model would both train it."""
 
 
 def build_own(config: TrainConfig, shape: tuple[int, int, int]) -> nn.Module:
     """The network of a run whose model is package.module:factory, for images of a shape.
 
-    The factory draws from torch's generator, which stands at the run's seed and is put back afterwards.
+    The factory draws from torch's generator, which gets the run's seed and is restored afterwards.
     """
     model = make_own(config, shape)
     if model in _TAKEN:
         path = config.model.name
         raise ConfigError(f"{path}() returned the model of another run; it must make a new one each time")
     _TAKEN.add(model)
-    # A GPU's batches are channels last, which `view` in a forward need not be able to take.
+    # Batches on a GPU are channels last, with which `view` in a forward may fail.
     model.register_forward_pre_hook(lambda _, images: (contiguous(images[0]),))
     return model.train()
 
 
 def make_own(config: TrainConfig, shape: tuple[int, int, int]) -> nn.Module:
-    """What the factory makes, converted if asked for; raises where no run can be made of it."""
+    """The model of the factory, converted if asked for; raises if it cannot be trained."""
     path, seed = config.model.name, mix("weights", config.seed)
-    factory = load_factory(path)  # before the seed: the first import of a module may draw, too
+    factory = load_factory(path)  # before the seed: an import may draw, too
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         model = factory()
         _check_classifier(model, path, shape, config.model.num_classes or 1)
     if config.convert is None:
         return model
-    from ..converting.convert import convert  # torch's compiler comes with it, which takes a second
+    from ..converting.convert import convert  # imports torch's compiler, which takes a second
 
     return convert(model, (_EXAMPLES, *shape), scheme=config.convert, seed=seed).model
 
 
 def _check_classifier(model: nn.Module, path: str, shape: tuple[int, int, int], classes: int) -> None:
-    """Refuse what would end in an error of torch's a step later, or could not be kept in a checkpoint."""
+    """Refuse a model that would raise in its first step, or that a checkpoint cannot hold."""
     if isinstance(model, torch.jit.ScriptModule):
         raise ConfigError(f"{path}: its model is scripted; it must be the Python module")
     for tensor in (*model.parameters(), *model.buffers()):
@@ -83,15 +83,15 @@ def _check_classifier(model: nn.Module, path: str, shape: tuple[int, int, int], 
 
 @contextmanager
 def drawing_from(generator: torch.Generator) -> Iterator[None]:
-    """While inside, what a model draws on the generator's device comes from it, not from torch's own."""
+    """Inside, models on the generator's device draw from it instead of torch's default generator."""
     device = generator.device
-    everyones = torch.default_generator
+    default = torch.default_generator
     if device.type == "cuda":
-        everyones = torch.cuda.default_generators[device.index or 0]
-    before = everyones.get_state()
-    everyones.set_state(generator.get_state())
+        default = torch.cuda.default_generators[device.index or 0]
+    before = default.get_state()
+    default.set_state(generator.get_state())
     try:
         yield
     finally:
-        generator.set_state(everyones.get_state())
-        everyones.set_state(before)
+        generator.set_state(default.get_state())
+        default.set_state(before)

@@ -1,7 +1,8 @@
-"""What a run is where the user does not say, and which two runs are the same one.
+"""Defaults of a run, and its identity.
 
-The paper's protocol for the data set at hand fills in what is not given. A settled config has every option
-explicit; its identity follows from what differs from the protocol, however it was written.
+The paper's protocol for the data set gives the options that the user does not. A settled config has every
+option explicit. Its identity is a hash of what differs from the protocol, so it does not depend on how the
+config was written.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Defaults:
 
 # Digits fill their 8 x 8 pixels: shifted by one they lose strokes, and short trainings go nowhere.
 _DIGITS = Defaults(10, 64, 5e-4, "cifar", lr_normalized=0.05, lr_unnormalized=0.025, augment=False)
-# Whether a shifted or mirrored image is still of its class, only who made the file knows.
+# Not augmented: only the author of the file knows whether a mirrored image is still of its class.
 _ARRAYS = _DIGITS
 # Of what the paper leaves open, these bring all of Tables 1 and 3 at depth 16 nearest (docs/reproduce.md).
 _CIFAR = Defaults(
@@ -106,7 +107,7 @@ def _rate(config: TrainConfig, default: Defaults) -> float:
 
 
 def settle(config: TrainConfig) -> TrainConfig:
-    """The same run with every option explicit: two ways to write a run become one config.
+    """The same run with every option explicit, so that two ways to write a run give one config.
 
     A ghost batch as large as the batch is none. A network that the paper does not define is refused.
     """
@@ -138,7 +139,7 @@ def steps_per_epoch(examples: int, config: TrainConfig) -> int:
 
 
 def check_fit(config: TrainConfig, channels: int, classes: int) -> None:
-    """A label beyond the classifier would end the run in an index error, or the device in an assertion."""
+    """Refuse a network that does not fit the data; it would fail with an index error or a CUDA assertion."""
     model = config.model
     if model.in_channels != channels:
         raise ConfigError(
@@ -169,7 +170,7 @@ _STANDARD = {field.name: field.default for field in fields(TrainConfig) if field
 
 @lru_cache(maxsize=1024)
 def _differing_model(model: ModelConfig, data: str) -> dict[str, Any]:
-    """What the network has otherwise than its scheme says and its data set asks for."""
+    """The options of the network that differ from the defaults of its scheme and data set."""
     entry = DATA_SETS.get(data)
     shaped: dict[str, Any] = (
         {} if entry is None else {"num_classes": entry.num_classes, "in_channels": entry.shape[0]}
@@ -180,5 +181,5 @@ def _differing_model(model: ModelConfig, data: str) -> dict[str, Any]:
 
 
 def settled_from_dict(content: dict[str, Any]) -> TrainConfig:
-    """The config that `to_dict` took apart, settled; TypeError, KeyError or ValueError where it is none."""
+    """The settled config of a dictionary from `to_dict`; TypeError, KeyError or ValueError if invalid."""
     return settle(train_from_dict(content))

@@ -1,4 +1,4 @@
-"""What is known of a run, as plain data: a record of every epoch, the trial, the events of its training."""
+"""Runs as plain data: the record of an epoch, the trial, the events of its training."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..provenance import Provenance
 
 @dataclass(frozen=True)
 class EpochRecord:
-    """What is written after every epoch."""
+    """The measurements of an epoch."""
 
     epoch: int
     """Counted from 1."""
@@ -25,13 +25,13 @@ class EpochRecord:
     lr: float
     """Of the epoch's last step."""
     images_per_second: float
-    """Of this run in training; evaluation and checkpoints do not count."""
+    """Training images of this run per second, without the time of evaluation and checkpoints."""
     clean_train_loss: float | None = None
-    """Cross entropy over the unaugmented training set after the epoch, where asked for."""
+    """Cross entropy over the unaugmented training set after the epoch, if asked for."""
 
 
 def is_gapless(curve: Sequence[EpochRecord]) -> bool:
-    """Whether its epochs follow each other; where only results were kept, the first is not epoch 1."""
+    """Whether epochs are consecutive. They need not start at 1: an export may hold only the last one."""
     return all(record.epoch == curve[0].epoch + after for after, record in enumerate(curve))
 
 
@@ -74,23 +74,23 @@ class Trial:
     started: str | None = None
     ended: str | None = None
     seconds: float = 0.0
-    """What it cost: its share of the device's time, over all attempts."""
+    """Its share of the device's time, over all attempts."""
     last: EpochRecord | None = None
     """The last epoch recorded: of a finished trial, its result."""
 
     @property
     def has_result(self) -> bool:
-        """Whether it need never run again."""
+        """Whether it is finished or diverged; it is then never run again."""
         return self.state in ("finished", "diverged")
 
     @property
     def is_whole(self) -> bool:
-        """Whether a training can have left it: one that finished has recorded its last epoch."""
+        """Whether it is consistent: a finished trial has recorded its last epoch."""
         return self.state != "finished" or (self.last is not None and self.last.epoch == self.config.epochs)
 
     @property
     def epochs_done(self) -> int:
-        """Epochs that are not left to train; what raised is not tried again by itself."""
+        """Epochs that are not left to train. A failed trial has none left unless it is asked for again."""
         if self.has_result or self.state == "failed":
             return self.config.epochs
         return self.last.epoch if self.last else 0
@@ -98,7 +98,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Started:
-    """A trial trains, from the beginning or on from a checkpoint."""
+    """A trial starts, or resumes from a checkpoint."""
 
     id: str
     provenance: Provenance
@@ -108,14 +108,14 @@ class Started:
 
 @dataclass(frozen=True)
 class Recorded:
-    """Epochs that trials of one pack have behind them, each with its trial's identity."""
+    """Epochs that trials of one pack have finished, each with its trial's identity."""
 
     epochs: tuple[tuple[str, EpochRecord], ...]
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What a watch saw of a trial; a step that a resumed trial takes again is measured again."""
+    """Measurements of a watched trial. A resumed trial may measure a step again."""
 
     id: str
     measurements: tuple[Measurement, ...]
@@ -131,7 +131,7 @@ class Kept:
 
 @dataclass(frozen=True)
 class Finished:
-    """A trial has its result after so many steps."""
+    """A trial has its result after `step` steps."""
 
     id: str
     last: EpochRecord
@@ -141,7 +141,7 @@ class Finished:
 
 @dataclass(frozen=True)
 class Diverged:
-    """A trial's loss was not finite at a step after its epoch `last`, if it came that far: a result too."""
+    """A trial's loss was not finite at `step`, after its epoch `last` if there is one. This is a result."""
 
     id: str
     last: EpochRecord | None
@@ -163,4 +163,4 @@ Event = Started | Recorded | Measured | Kept | Finished | Diverged | Failed
 
 
 Emit = Callable[[Event], None]
-"""Takes an event: records it here, or sends it to the process that does."""
+"""Records an event, or sends it to the process that does."""

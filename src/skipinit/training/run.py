@@ -1,4 +1,4 @@
-"""One training run: a network, its optimizer, its batches, its randomness, and how far it has come."""
+"""One training run: a network, its optimizer, its batches, its random generator, and its position."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 _MOST_SHAPES = 64
-"""Kinds of block times modes that one process may meet; torch's own limit of 8 is for accidents."""
+"""Compiled versions of a block, one per shape and mode. torch's limit of 8 is too low for a sweep."""
 
 
 class Run:
@@ -45,17 +45,17 @@ class Run:
         self.config, self.source, self.world = config, source, world
         device = world.device
         self.own = is_own(config.model.name)
-        """Whether the network is the user's own: it runs as it is, and draws from torch's generator."""
+        """Whether the network is the user's own: it runs eagerly and draws from torch's generator."""
         self.model: nn.Module = (
             build_own(config, source.shape)
             if self.own
             else build(config.model, seed=mix("weights", config.seed))
         )
         self.at_once = micro_batch
-        """Examples on the device, at most, where no batch statistics need more."""
+        """The most examples on the device at once, unless batch statistics need more."""
         self.micro_batch = _fit_micro_batch(self.model, config, world, micro_batch)
         self.scores_by_batch = any(map(by_batch_at_test, _batch_norms(self.model)))
-        """Whether what the network makes of a test image depends on the others of its batch."""
+        """Whether the logits of a test image depend on the other images of its batch."""
         layout = torch.preserve_format if self.own else world.memory_format
         self.model.to(device, memory_format=layout)  # type: ignore[call-overload]
         self.network: nn.Module = self.model
@@ -84,15 +84,15 @@ class Run:
         """The loss of every batch of the epoch."""
         self.records: list[EpochRecord] = []
         self.measurements: list[Measurement] = []
-        """Of watched steps; whoever keeps them empties the list."""
+        """Of watched steps; the observer that stores them clears the list."""
 
     def _compile(self, model: ResidualNet) -> None:
-        """Let stem, blocks and head run compiled, in bfloat16 by kernels of their own.
+        """Compile stem, blocks and head; in bfloat16 use the kernels of `kernels/`.
 
-        Blocks of one shape share code: depth costs no compile time.
+        Blocks of one shape share compiled code, so depth costs no compile time.
         """
         if self.config.precision == "bfloat16":
-            # They need Triton, which only GPU builds of torch bring.
+            # They need Triton, which only comes with GPU builds of torch.
             from .kernels.bfloat16 import RoundedWeights
             from .kernels.chain import chain_blocks
 
@@ -118,16 +118,16 @@ class Run:
         self.optimizer.step()
 
     def is_watched(self, position: int) -> bool:
-        """Whether to measure the step after so many; of several processes one does."""
+        """Whether to measure the step after `position` others; only the first process measures."""
         every = self.config.watch
         return every is not None and position % every == 0 and self.world.leads and not self.rounded
 
     def measured_step(self, position: int) -> None:
-        """The step after so many others, under a watch.
+        """The step after `position` others, under a watch.
 
         On the CPU none of its numbers change. On a GPU it is taken beside the graph, and rounds differently.
         """
-        from ..probing.watch import Watch  # not for those who measure nothing
+        from ..probing.watch import Watch  # only where it is needed
 
         watch = Watch(self.network, every=1)
         watch.step = position
@@ -139,12 +139,12 @@ class Run:
             say_once(f"{self.config.model.name}: nothing to watch. {seen.remark}")
 
     def prepare_weights(self) -> None:
-        """Bring what is derived from the weights up to date; before every use of the network."""
+        """Update the bfloat16 copies of the weights. Call it before every use of the network."""
         if self.rounded:
             self.rounded.refresh()
 
     def _accumulate_gradients(self, images: Tensor, labels: Tensor) -> Tensor:
-        """Leave the gradient of the batch's mean loss; returns this process's part of that loss."""
+        """Compute the gradient of the batch's mean loss; returns this process's part of that loss."""
         losses = []
         parts = [
             *zip(images.split(self.micro_batch), labels.split(self.micro_batch), self._masks(), strict=True)
@@ -161,7 +161,7 @@ class Run:
         return total
 
     def _masks(self) -> Iterator[Tensor | None]:
-        """Dropout's choices for each micro-batch, out of one draw for the global batch."""
+        """The dropout masks of the micro-batches, drawn at once for the global batch."""
         local = self.config.batch_size // self.world.size
         if not self.dropouts:
             yield from [None] * (-(-local // self.micro_batch))
@@ -189,9 +189,9 @@ class Run:
             yield
 
     def randomness(self) -> AbstractContextManager[None]:
-        """What the user's own module draws is the run's, like the masks of our dropout.
+        """Inside, a model of the user's own draws from the generator of the run.
 
-        Each of several processes draws its own, by the step: a checkpoint holds the generator of one.
+        Several processes each draw from a generator seeded by step and rank: a checkpoint holds only one.
         """
         if not self.own:
             return nullcontext()
@@ -216,7 +216,7 @@ class Run:
         return len(self.rates)
 
     def changing_tensors(self) -> list[Tensor]:
-        """Everything on the device that a step changes."""
+        """All tensors that a step changes."""
         momentum = momentum_buffers(self.model, self.optimizer)
         return [*self.model.state_dict().values(), *momentum.values(), self.step, self.losses]
 
@@ -232,7 +232,7 @@ class Run:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go back to a state; from another kind of device only where there is no dropout to go on with."""
+        """Load a state. One of another kind of device is refused if the run draws random numbers."""
         device, generator = state["generator"]["device"], state["generator"]["state"]
         if device == self.world.device.type:
             self.generator.set_state(generator)
@@ -249,7 +249,7 @@ class Run:
         self.records = [EpochRecord(**record) for record in state["records"]]
 
     def restore_network(self, state: dict[str, Any]) -> None:
-        """Only its network: a generator's state belongs to the kind of device that the run was on."""
+        """Only the network: the generator's state is of use only on the kind of device it comes from."""
         _copy(state["model"], self.model.state_dict())
 
 
@@ -258,7 +258,7 @@ def _on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _copy(saved: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
-    """In place, because a captured graph holds these very tensors."""
+    """In place, because a captured graph uses these tensors."""
     if odd := sorted(saved.keys() ^ tensors.keys()):
         raise DataError(f"it is of another network: {odd[0]} is on one side only")
     for name, tensor in tensors.items():
@@ -266,11 +266,11 @@ def _copy(saved: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
 
 
 def _share_gradients(model: nn.Module) -> nn.Module:
-    """The network, averaging its gradients over all processes; running averages are joined elsewhere."""
-    # Of 1x1 kernels, whose strides say nothing: each process would print five lines about them.
+    """The network, which averages its gradients, but not its running statistics, over all processes."""
+    # It is about 1x1 kernels, where strides do not matter; each process would print five lines.
     warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides", UserWarning)
     with warnings.catch_warnings():
-        # Newer torch has another name for it, which 2.11 does not know.
+        # The new name does not exist in torch 2.11.
         warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
         return DistributedDataParallel(model, broadcast_buffers=False)
 
@@ -280,9 +280,9 @@ def _mean_loss(logits: Tensor, labels: Tensor, batch_size: int) -> Tensor:
 
 
 def _count(loss: Tensor, step: Tensor, losses: Tensor, lr: Tensor, rates: Tensor) -> None:
-    """Keep the step's loss and set its learning rate; the step is then counted as taken.
+    """Store the step's loss, set its learning rate and count the step.
 
-    A graph is warmed up, and a pack measured, by steps that may lie beyond the last: the tables go round.
+    The warm-up of a graph and the timing of a pack may step beyond the last step, so indices wrap around.
     """
     losses.index_copy_(0, step.view(1) % len(losses), loss.view(1))
     lr.copy_(rates.index_select(0, step.view(1) % len(rates)).squeeze())

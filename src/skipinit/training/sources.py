@@ -1,8 +1,8 @@
 """The data of a pack of runs, on the device or in folders: training batches of each run, scores of a split.
 
-A source of batches has a host side, `begin` and `fetch`, and a device side, `batch`, which only reads and
-writes tensors that stay where they are, so that a CUDA graph can replay it. Every process of a world gets its
-part of each batch. A score is the summed cross entropy over a split and the number of right answers.
+A source of batches has a host side, `begin` and `fetch`, and a device side, `batch`, which reads and writes
+the same tensors each time, so that a CUDA graph can replay it. Each process gets its part of each batch. A
+score is the summed cross entropy over a split and the number of correct predictions.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _TEST_BATCH = 2000
 _TEST_PHOTOGRAPHS = 100
-"""Examples scored at once, at most; whatever the memory, where batch statistics are of a test batch."""
+"""The most examples scored at once. A micro-batch lowers it, unless a test batch has batch statistics."""
 
 
 def open_data(name: str, device: torch.device) -> Data:
@@ -38,7 +38,7 @@ def open_data(name: str, device: torch.device) -> Data:
 
 
 class DeviceImages:
-    """Images that live on the device, so that scoring is device work alone and a CUDA graph can hold it."""
+    """Images on the device: a CUDA graph can capture their scoring."""
 
     on_device = True
 
@@ -47,15 +47,15 @@ class DeviceImages:
         self.train_size, self.test_size = len(images.train_labels), len(images.test_labels)
 
     def source(self, config: TrainConfig, world: World) -> DeviceSource:
-        """Batches gathered by the plan of the epoch."""
+        """Batches in the order of the epoch's plan."""
         return DeviceSource(self, config, world)
 
     def score_test(self, run: Run) -> Tensor:
-        """Over the test split."""
+        """The score of the test split."""
         return self._score(run, self.images.test_images, self.images.test_labels)
 
     def score_train(self, run: Run) -> Tensor:
-        """Over the training split."""
+        """The score of the training split."""
         return self._score(run, self.images.train_images, self.images.train_labels)
 
     def _score(self, run: Run, images: Tensor, labels: Tensor) -> Tensor:
@@ -73,15 +73,15 @@ class Photographs:
         self.train_size, self.test_size = len(self.folder.train), len(self.folder.test)
 
     def source(self, config: TrainConfig, world: World) -> DecodedSource:
-        """Batches decoded ahead of the device."""
+        """Batches that worker processes decode in advance."""
         return DecodedSource(self, config, world)
 
     def score_test(self, run: Run) -> Tensor:
-        """Over the validation folder: the centre of each picture."""
+        """The score of the validation folder, at the centre of each picture."""
         return self._score(run, self.folder.test)
 
     def score_train(self, run: Run) -> Tensor:
-        """Over the training folder."""
+        """The score of the training folder."""
         return self._score(run, self.folder.train)
 
     def _score(self, run: Run, split: Split) -> Tensor:
@@ -90,9 +90,9 @@ class Photographs:
 
 
 def _test_batches(run: Run, split: Tensor, most: int) -> Sequence[Tensor]:
-    """This process's part of a split, as it is scored.
+    """This process's part of a split, in batches.
 
-    Where scores depend on the batch, all processes share each: the batches are those of one process.
+    If scores depend on the batch, the processes share each batch, so that batches are those of one process.
     """
     if run.scores_by_batch:
         return [run.world.share(batch) for batch in _evenly(split, most)]
@@ -100,14 +100,14 @@ def _test_batches(run: Run, split: Tensor, most: int) -> Sequence[Tensor]:
 
 
 def _evenly(split: Tensor, most: int) -> Sequence[Tensor]:
-    """Parts that differ by an example at most: a last one of a single image would have no statistics."""
+    """Parts whose sizes differ by at most 1: a last part of one image would have no batch statistics."""
     parts: Sequence[Tensor] = split.tensor_split(max(1, math.ceil(len(split) / most)))
     return parts
 
 
 @torch.no_grad()
 def _score(run: Run, batches: Iterator[Batch]) -> Tensor:
-    """Summed cross entropy and number of right answers of this process's part of a split."""
+    """Summed cross entropy and number of correct predictions over this process's part of a split."""
     device = run.world.device
     run.prepare_weights()
     score = torch.zeros(2, device=device, dtype=torch.float64)
@@ -126,12 +126,12 @@ def _score(run: Run, batches: Iterator[Batch]) -> Tensor:
 
 
 def summed_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """The loss in float32, whatever the precision of the network."""
+    """The summed loss, in float32 for a network of any precision."""
     return F.cross_entropy(logits.float(), labels, reduction="sum")
 
 
 class DeviceSource:
-    """Batches gathered from images that live on the device, by the plan of the epoch."""
+    """Batches of images on the device, in the order of the epoch's plan."""
 
     def __init__(self, data: DeviceImages, config: TrainConfig, world: World) -> None:
         self.images, self.labels = data.images.train_images, data.images.train_labels
@@ -152,7 +152,7 @@ class DeviceSource:
         self.plan.copy_(torch.stack([tensor.long() for tensor in plan]))
 
     def fetch(self) -> None:
-        """The images are here already."""
+        """Nothing to do: the images are on the device."""
 
     def batch(self, step: Tensor) -> Batch:
         """Gather, standardize, crop, flip."""
@@ -169,7 +169,7 @@ class DeviceSource:
 
 
 class DecodedSource:
-    """Batches of photographs, decoded by worker processes ahead of the device."""
+    """Batches of photographs, which worker processes decode in advance."""
 
     shape = (3, SIZE, SIZE)
 
@@ -183,7 +183,7 @@ class DecodedSource:
         self.labels = torch.zeros(local, dtype=torch.int64, device=world.device)
 
     def begin(self, epoch: int, step: int) -> None:
-        """Start decoding this epoch's batches from a step on."""
+        """Start to decode this epoch's batches, from `step` on."""
         size = self.config.batch_size
         order = epoch_plan(self.config.seed, epoch, len(self.split)).order
         rows = [
@@ -201,7 +201,7 @@ class DecodedSource:
         self.labels.copy_(labels, non_blocking=True)
 
     def batch(self, step: Tensor) -> Batch:
-        """The photographs come cropped and flipped."""
+        """Standardize; the worker processes have cropped and flipped."""
         return self.world.lay_out(standardize(self.images)), self.labels
 
 

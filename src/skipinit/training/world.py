@@ -25,7 +25,7 @@ class World:
 
     @property
     def device_name(self) -> str:
-        """What the GPU calls itself, or `cpu`, with the number of threads where that is not 1."""
+        """The name of the GPU, or `cpu` with the number of threads if that is not 1."""
         if self.device.type == "cuda":
             return torch.cuda.get_device_name(self.device)
         return "cpu" if cpu_threads() == 1 else f"cpu, {cpu_threads()} threads"
@@ -37,7 +37,7 @@ class World:
 
     @property
     def memory_format(self) -> torch.memory_format:
-        """Of weights and images: channels last for a GPU's tensor cores, on the CPU never.
+        """Of weights and images: channels last for a GPU's tensor cores, contiguous on the CPU.
 
         torch 2.13 corrupts the heap on CPUs without AVX-512, in the backward pass of a 1x1 convolution of
         stride 2, if weights or images are channels last and the images have fewer than 8 channels.
@@ -65,15 +65,15 @@ class World:
         return flag if self.size == 1 else bool(self.sum(torch.tensor(int(flag), device=self.device)))
 
     def wait(self) -> None:
-        """Until every process is here."""
+        """Wait until every process has called it."""
         if self.size > 1:
             dist.barrier()
 
 
 def contiguous(images: Tensor) -> Tensor:
-    """Images with the strides of an ordinary tensor.
+    """Images with the strides of a new tensor of their shape.
 
-    Strides are compared, because one channel is contiguous with those of channels last, too.
+    It compares strides: torch also calls images of one channel contiguous if they are channels last.
     """
     plain = torch.empty(images.shape, device="meta").stride()
     return images if images.stride() == plain else images.clone(memory_format=torch.contiguous_format)
@@ -97,9 +97,9 @@ def find_device(name: str) -> torch.device:
 def cpu_threads() -> int:
     """Threads of a training on the CPU: one, or as many as OMP_NUM_THREADS says.
 
-    The number of threads decides how sums are rounded, so one that follows from the machine, or from how busy
-    it is, would change results. Threads also spin while they wait for each other: where another process has
-    one of their cores, two are slower than one (`benchmarks/cores.py`).
+    The number of threads changes how sums are rounded, so it must not depend on the machine or its load.
+    Threads also spin while they wait for each other: if another process uses one of their cores, two are
+    slower than one (`benchmarks/cores.py`).
     """
     given = os.environ.get("OMP_NUM_THREADS", "")
     return max(1, int(given)) if given.isdecimal() else 1
@@ -107,9 +107,9 @@ def cpu_threads() -> int:
 
 @contextmanager
 def open_device(device: torch.device) -> Iterator[World]:
-    """Be alone on a device: the current one if it is a GPU; on the CPU with `cpu_threads`."""
+    """A world of one process: a GPU becomes the current device, the CPU gets `cpu_threads`."""
     if device.type == "cuda":
-        # Streams and graphs are made on the current device, which need not be the one asked for.
+        # Streams and graphs are created on the current device.
         with torch.cuda.device(device):
             yield World(device)
         return
@@ -123,7 +123,7 @@ def open_device(device: torch.device) -> Iterator[World]:
 
 @contextmanager
 def open_world(device_name: str) -> Iterator[World]:
-    """Join the processes torchrun started (RANK, WORLD_SIZE, LOCAL_RANK), or be alone."""
+    """A world of the processes that torchrun started (RANK, WORLD_SIZE, LOCAL_RANK), or of one process."""
     device = find_device(device_name)
     size = _count_processes(device)
     if size == 1:
@@ -143,7 +143,7 @@ def open_world(device_name: str) -> Iterator[World]:
 
 
 def _count_processes(device: torch.device) -> int:
-    """How many processes torchrun started, by its variables, all of which must be there."""
+    """The number of processes that torchrun started; its variables must be complete."""
     given = os.environ.get("WORLD_SIZE") or "1"
     size = int(given) if given.isdecimal() else 0
     needed = ["RANK", "MASTER_ADDR", "MASTER_PORT", *(["LOCAL_RANK"] if device.type == "cuda" else [])]
@@ -155,10 +155,10 @@ def _count_processes(device: torch.device) -> int:
 
 
 def leave_group() -> None:
-    """Leave the processes in good order.
+    """Destroy the process group without a deadlock.
 
-    Gloo's thread needs Python's lock to drop the last reduction, and whoever destroys the group keeps that
-    lock while it waits for the thread: an end right after a reduction would hang for ever.
+    Gloo's thread needs Python's lock to drop the last reduction, and `destroy_process_group` holds that lock
+    while it waits for the thread. Right after a reduction it would hang for ever.
     """
     time.sleep(0.1)
     dist.destroy_process_group()

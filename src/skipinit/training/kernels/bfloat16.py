@@ -2,7 +2,7 @@
 
 The weights stay float32. Autocast would cast each of them in every forward pass and each gradient back in
 every backward pass: two tiny kernels a layer, thousands in a deep network. Here all weights are copied to
-bfloat16 at once, by `refresh`, and the gradients of 3x3 weights are born in float32.
+bfloat16 at once, by `refresh`, and the gradients of 3x3 weights are computed in float32.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _aten = torch.ops.aten
 
 
 class _Convolve(torch.autograd.Function):
-    """Convolution by `rounded`, whose gradient goes to `weight`."""
+    """Convolution by `rounded`; `weight` gets its gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, rounded: Tensor, stride: int, padding: int) -> Tensor:
@@ -66,7 +66,7 @@ class RoundedWeights:
             convolution.__class__ = BFloat16Conv2d  # same parameters under the same names, another forward
             copy = convolution.weight.detach().to(torch.bfloat16)
             convolution.register_buffer("rounded", copy, persistent=False)
-        for chain in chains:  # whose kernels read them one behind the other
+        for chain in chains:  # their kernels read all weights of a chain from one tensor
             for convolution, place in zip(chain.convolutions, chain.weights, strict=True):
                 convolution.register_buffer("rounded", place, persistent=False)
         self.weights = [convolution.weight for convolution in convolutions]
@@ -76,7 +76,7 @@ class RoundedWeights:
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Copy the weights as they are now; to be called before every use of the network."""
+        """Copy the current weights. Call it before every use of the network."""
         torch._foreach_copy_(self.copies, self.weights)
         if self.alphas:
             torch._foreach_copy_(self.scales, self.alphas)

@@ -3,14 +3,14 @@
     h_i = W1_i * relu(s_{i-1})        s_i = a s_{i-1} + b_i (W2_i * relu(h_i)),   i = 1 ... n
 
 with a = b = 1 for a plain sum, a = b = 1/sqrt(2) for the divided one, a = 1 and b_i = alpha_i for SkipInit.
-Scalar, sum and ReLU are done by the kernel of the convolution before them, and so are their gradients: two
-kernels a block forward, two backward, nothing between. The weight gradients of all layers are one launch at
-the end. The gradient of alpha_i needs no pass over the images, for with D the gradient of W2_i but for
+The kernel of a convolution also computes the scalar, the sum and the ReLU after it, and their gradients. A
+block takes two kernels forward and two backward. One launch at the end computes the weight gradients of all
+layers. The gradient of alpha_i needs no pass over the images: if D is the gradient of W2_i without the factor
 alpha_i,
 
     dW2_i = alpha_i D        dalpha_i = <ds_i, W2_i * relu(h_i)> = <W2_i, D>.
 
-A chain that opens with a transition is handed s_0, the transition's skip, and h_1.
+If a chain begins with a transition, it gets s_0, the transition's skip, and h_1.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ...nets.merges import Add, DivideSqrt2, SkipInit
 from .convolution import FEW_CHANNELS, convolve_into, weight_gradients
 
 _SCALES: dict[type[nn.Module], float] = {Add: 1.0, DivideSqrt2: math.sqrt(0.5), SkipInit: 1.0}
-"""a, by how blocks merge; b is the same, or SkipInit's parameter."""
+"""a by the kind of merge; b is equal to it, or SkipInit's parameter."""
 
 
 Block = PreActivationBlock | TransitionBlock
@@ -75,7 +75,7 @@ class Chain:
         return (self.transition is None) == bool(layer % 2)
 
     def run(self, skip: Tensor, x: Tensor, inputs: Tensor | None) -> Tensor:
-        """The output for the first layer's input, activated; all layers' stay in `inputs`, where given."""
+        """The output for the first layer's input (after its ReLU); `inputs` takes those of all layers."""
         state = skip
         for layer, weight in enumerate(self.weights):
             last = layer + 1 == len(self.weights)
@@ -92,7 +92,7 @@ class Chain:
         return state
 
     def run_back(self, inputs: Tensor, grads: Tensor) -> Tensor:
-        """The gradient of the first layer's input; `grads` has the last output's and takes the others'."""
+        """The gradient of the first layer's input. `grads` holds the last output's and takes the others."""
         state_grad = grads[-1]
         for layer in reversed(range(len(self.weights))):
             out = grads[layer - 1] if layer else torch.empty_like(grads[0])
@@ -137,14 +137,14 @@ class ChainedBlocks(nn.Sequential):
     pieces: Sequence[Callable[[Tensor], Tensor]]
 
     def forward(self, x: Tensor) -> Tensor:
-        """Piece by piece."""
+        """The pieces in turn."""
         for piece in self.pieces:
             x = piece(x)
         return x
 
 
 def chain_blocks(blocks: nn.Sequential) -> list[Chain]:
-    """Let the blocks run as chains from now on; their parameters stay where they are."""
+    """Make the blocks run as chains, which are returned; their parameters do not change."""
     pieces: list[Any] = []
     for block in blocks:
         if not _fits(block):
@@ -160,7 +160,7 @@ def chain_blocks(blocks: nn.Sequential) -> list[Chain]:
 
 
 def _fits(block: nn.Module) -> bool:
-    """ReLU, 3x3, ReLU, 3x3 and nothing else on the branch, of few channels, and a merge without a norm."""
+    """Whether the branch is ReLU, 3x3, ReLU, 3x3 of few channels, and the merge has no norm."""
     if not isinstance(block, Block) or type(block.merge) not in _SCALES:
         return False
     names = [name for part in (block.preactivation, block.branch) for name, _ in part.named_children()]
@@ -177,6 +177,6 @@ def _convolutions(block: Block) -> list[nn.Conv2d]:
 
 
 def _enter(block: TransitionBlock, x: Tensor) -> tuple[Tensor, Tensor]:
-    """A transition up to its second ReLU: its skip, and what its branch has by then."""
+    """A transition up to its second ReLU: its skip, and the branch before that ReLU."""
     h = block.preactivation(x)
     return block.skip(x if isinstance(block, RawTransitionBlock) else h), block.branch[0](h)

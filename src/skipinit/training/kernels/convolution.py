@@ -3,14 +3,14 @@
 CIFAR networks convolve 16 to 128 channels. That is too little work to fill a large GPU the way cuDNN's
 kernels expect, so they wait more than they compute: on an H200, at 32 channels and 64 images of 32 x 32, the
 weight gradient takes cuDNN three kernels and 22 us where reading its operands once takes 2 us. These
-kernels take fewer and larger bites, and what a residual block does around its convolutions is done while
-the values are at hand. Pixels are numbered through the whole batch, channels last.
+kernels use fewer and larger tiles, and apply the scale, the sum and the ReLU of a residual block before they
+write the output. Pixels are numbered through the whole batch, channels last.
 
     forward     Y[p, k] = sum over taps t and channels c of X[p + t, c] W[k, t, c]
     to input    the same with the taps reversed and W transposed
     to weights  dW[k, t, c] = sum over pixels p of G[p, k] X[p + t, c]
 
-The sum over pixels is split into shares, one program each, which are then added up, always in the same order.
+The sum over pixels is split into partial sums, one per program, which are added up in a fixed order.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -23,22 +23,22 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_BITES = {16: (256, 8, 3), 32: (256, 8, 3), 64: (128, 8, 3), 128: (64, 4, 4)}
-"""By channels: pixels of a program, its warps, and how many loads it has under way."""
+_PIXEL_TILES = {16: (256, 8, 3), 32: (256, 8, 3), 64: (128, 8, 3), 128: (64, 4, 4)}
+"""By channels: the pixels of a program, its warps, and its pipeline stages."""
 
 
-FEW_CHANNELS = frozenset(_BITES)
-"""Channels that the kernels take."""
+FEW_CHANNELS = frozenset(_PIXEL_TILES)
+"""The numbers of channels that the kernels support."""
 
 
-_TILE = 64
-"""Channels at once, at most."""
+_CHANNEL_TILE = 64
+"""The most channels of a program."""
 
 
-_SHARE_PIXELS = 64
+_SUM_PIXELS = 64
 
 
-_SHARE_STAGES = 2
+_SUM_STAGES = 2
 
 
 @triton.jit
@@ -79,20 +79,20 @@ def _convolve(
         total += keep * tl.load(added + place, there, 0.0).to(tl.float32)
     if RAW:
         tl.store(y + place, total.to(y.dtype.element_ty), there)
-    if RELU:  # what is not a number stays so: a run that broke must show it
+    if RELU:  # keeps NaN: a run that diverged must show it
         total = tl.where(total <= 0, 0.0, total)
         tl.store(activated + place, total.to(activated.dtype.element_ty), there)
 
 
 @triton.jit
-def _sum_share(
-    x, g, shares, count, pixels, pixels_per_share,
+def _sum_part(
+    x, g, sums, count, pixels, pixels_per_part,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, C: tl.constexpr, K: tl.constexpr,
     TILE_C: tl.constexpr, TILE_K: tl.constexpr, P: tl.constexpr, STAGES: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """One layer, one share of the pixels, one row of three taps, one tile of channels of dW."""
+    """A partial sum of dW: one layer, one part of the pixels, one row of three taps, one tile of channels."""
     place, row, tile = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    layer, share = (place // count).to(tl.int64), place % count
+    layer, part = (place // count).to(tl.int64), place % count
     x += layer * pixels * C
     g += layer * pixels * K
     tiles_k: tl.constexpr = K // TILE_K
@@ -101,8 +101,8 @@ def _sum_share(
     left = tl.zeros((TILE_C, TILE_K), tl.float32)
     middle = tl.zeros((TILE_C, TILE_K), tl.float32)
     right = tl.zeros((TILE_C, TILE_K), tl.float32)
-    first = share * pixels_per_share
-    last = tl.minimum(first + pixels_per_share, pixels)
+    first = part * pixels_per_part
+    last = tl.minimum(first + pixels_per_part, pixels)
     for start in tl.range(first, last, P, num_stages=STAGES):
         p = start + tl.arange(0, P)
         if WIDE:
@@ -118,7 +118,7 @@ def _sum_share(
         middle = tl.dot(tl.trans(seen), gradient, middle)
         seen = tl.load(pixel + C, (inside & (across < WIDTH - 1))[:, None], 0.0)
         right = tl.dot(tl.trans(seen), gradient, right)
-    mine = shares + place.to(tl.int64) * (K * 9 * C)
+    mine = sums + place.to(tl.int64) * (K * 9 * C)
     taps = mine + k[None, :] * (9 * C) + row * (3 * C) + c[:, None]
     tl.store(taps, left)
     tl.store(taps + C, middle)
@@ -126,15 +126,15 @@ def _sum_share(
 
 
 @triton.jit
-def _add_shares(
-    shares, total, count, size, scales, weights, products,
+def _add_parts(
+    sums, total, count, size, scales, weights, products,
     SCALED: tl.constexpr, MOST: tl.constexpr, E: tl.constexpr,
 ):  # fmt: skip
-    """E elements of a layer: the sum over its shares; SCALED, also times its weights, and times its scale."""
+    """E elements of a layer: the sum of its partial sums; if SCALED, also its product with the weights."""
     layer = tl.program_id(1).to(tl.int64)
     e = tl.program_id(0) * E + tl.arange(0, E)
     s = tl.arange(0, MOST)
-    place = shares + layer * count * size + s[:, None] * size + e[None, :]
+    place = sums + layer * count * size + s[:, None] * size + e[None, :]
     value = tl.sum(tl.load(place, (s < count)[:, None] & (e < size)[None, :], 0.0), 0)
     if SCALED:
         weight = tl.load(weights + layer * size + e, e < size, 0.0).to(tl.float32)
@@ -144,7 +144,7 @@ def _add_shares(
 
 
 def _is_wide(pixels: int, *channels: int) -> bool:
-    """Whether some value's place in its tensor takes more than 32 bits, in which the kernels count else."""
+    """Whether an index into a tensor needs 64 bits; 32 are faster."""
     return pixels * max(channels) >= 2**31
 
 
@@ -163,17 +163,17 @@ def convolve_into(
     """y <- [keep added +] [where gate > 0] [scale] x * weight;  activated <- relu(y)
 
     `to_input` convolves by the transpose. Either result may be left out. Images are (images, channels,
-    height, width), `weight` is (K, C, 3, 3), all channels last and of one type, but for the scale, one
-    float32; C and K are among FEW_CHANNELS.
+    height, width), `weight` is (K, C, 3, 3); all are channels last and of one type. `scale` is one float32.
+    C and K are among FEW_CHANNELS.
     """
     images, _, height, width = x.shape
     K, C = weight.shape[:2]
     channels, out = (K, C) if to_input else (C, K)
     strides = (9 * C, 1) if to_input else (1, 9 * C)
     pixels = images * height * width
-    at_once, warps, stages = _BITES[max(channels, out)]
-    tile = min(out, _TILE)
-    some = x  # stands for what is absent
+    at_once, warps, stages = _PIXEL_TILES[max(channels, out)]
+    tile = min(out, _CHANNEL_TILE)
+    some = x  # a placeholder for absent tensors, which the kernel does not read
     _convolve[(triton.cdiv(pixels, at_once), out // tile)](
         x, weight, some if y is None else y, some if activated is None else activated,
         some if gate is None else gate, some if added is None else added, some if scale is None else scale,
@@ -182,7 +182,7 @@ def convolve_into(
         TAP=C, STRIDE_C=strides[0], STRIDE_K=strides[1],
         GATED=gate is not None, SCALED=scale is not None, ADDED=added is not None,
         RAW=y is not None, RELU=activated is not None,
-        P=at_once, TILE_C=min(channels, _TILE), TILE_K=tile, STAGES=stages,
+        P=at_once, TILE_C=min(channels, _CHANNEL_TILE), TILE_K=tile, STAGES=stages,
         WIDE=_is_wide(pixels, channels, out), num_warps=warps,
     )  # fmt: skip
 
@@ -192,29 +192,30 @@ def weight_gradients(
 ) -> tuple[Tensor, Tensor]:
     """dW of layers of one shape, float32 (layers, K, C, 3, 3), from inputs and gradients of outputs.
 
-    `x` is (layers, images, C, height, width), `grad` the same with K channels, each layer channels last. With
-    `scales`, the layers' outputs were scaled: dW is, too, and the second result holds for each layer
-    parts of the sum of `weights` times the unscaled dW, which is the gradient of its scale.
+    `x` is (layers, images, C, height, width), `grad` the same with K channels, each layer channels last.
+    `scales` are the factors of the layers' outputs, by which dW is multiplied. The second result then holds
+    partial sums of `weights` times the unscaled dW; their sum is the gradient of a layer's scale.
     """
     layers, images, C, height, width = x.shape
     K = grad.shape[2]
     pixels, size, elements = images * height * width, K * 9 * C, 64
-    tile_c, tile_k = min(C, _TILE), min(K, _TILE)
+    tile_c, tile_k = min(C, _CHANNEL_TILE), min(K, _CHANNEL_TILE)
     tiles = (C // tile_c) * (K // tile_k)
-    # Two or four programs for each multiprocessor of an H200; more shares cost more to add up than they save.
+    # Two or four programs for each multiprocessor of an H200. To add up more partial sums would take longer
+    # than they save.
     programs = 528 if max(C, K) <= 32 else 264
     count = triton.cdiv(programs, 3 * tiles * max(layers, 2))
-    share = triton.cdiv(triton.cdiv(pixels, count), _SHARE_PIXELS) * _SHARE_PIXELS
-    shares = torch.empty((layers * count, size), device=x.device)
+    part = triton.cdiv(triton.cdiv(pixels, count), _SUM_PIXELS) * _SUM_PIXELS
+    sums = torch.empty((layers * count, size), device=x.device)
     total = torch.empty((layers * K, C, 3, 3), device=x.device, memory_format=torch.channels_last)
     products = torch.empty((layers, triton.cdiv(size, elements)), device=x.device)
-    _sum_share[(layers * count, 3, tiles)](
-        x, grad, shares, count, pixels, share,
+    _sum_part[(layers * count, 3, tiles)](
+        x, grad, sums, count, pixels, part,
         HEIGHT=height, WIDTH=width, C=C, K=K,
-        TILE_C=tile_c, TILE_K=tile_k, P=_SHARE_PIXELS, STAGES=_SHARE_STAGES, WIDE=_is_wide(pixels, C, K),
+        TILE_C=tile_c, TILE_K=tile_k, P=_SUM_PIXELS, STAGES=_SUM_STAGES, WIDE=_is_wide(pixels, C, K),
     )  # fmt: skip
-    _add_shares[(triton.cdiv(size, elements), layers)](
-        shares, total, count, size,
+    _add_parts[(triton.cdiv(size, elements), layers)](
+        sums, total, count, size,
         total if scales is None else scales, total if weights is None else weights, products,
         SCALED=scales is not None, MOST=triton.next_power_of_2(count), E=elements,
     )  # fmt: skip
