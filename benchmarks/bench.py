@@ -1,4 +1,4 @@
-"""What the sweep benchmarks share: the device, its data and configs, the clock, and a row of results."""
+"""Common parts of the sweep benchmarks: the device, its data and configs, the clock, and a row of results."""
 
 from __future__ import annotations
 

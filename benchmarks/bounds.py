@@ -1,4 +1,4 @@
-"""What a training step must take at least, counted, and what an H200 takes for that much.
+"""Lower bounds of a training step: its bytes, arithmetic and launches, and the time of an H200 for them.
 
 Bytes: every kernel reads its operands and writes its result once, activations in bfloat16. A convolution is
 three kernels (forward, to input, to weights), and each touches its input and its output. ReLUs cost nothing:

@@ -1,9 +1,9 @@
-"""Whether a process that trains hundreds of trials grows, and what it costs to keep their results.
+"""Whether the memory of a process that trains hundreds of trials grows, and what storing their results costs.
 
     python benchmarks/long_life.py [--trials 500] [--model wrn10_1] [--epochs 1] [--batch-size 512]
 
-All trials run in this process, so that whatever one leaves behind adds up: memory, open files, threads. The
-last lines say which share of the time goes into the store (commits, checksums) and into fsync of other files.
+All trials run in this process, so that leaks of memory, open files and threads add up. The last lines say
+which share of the time the store (commits, checksums) and fsync of other files take.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What probing costs: time beside a plain forward pass, and extra memory at two depths.
+"""The cost of probing: its time and that of a plain forward pass, and extra memory at two depths.
 
     python benchmarks/probe.py [--device cuda] [--only NAME] [--batch 32] [--repeats 5] [--processes 3]
         [--out FILE]
 
-Each model has processes of its own. In one, plain and probed passes take turns; times are medians. In a few
+Each model has its own processes. In one, plain and probed passes take turns; times are medians. In a few
 others, extra memory is how much the peak rises when a probe follows three plain passes, which have brought
 torch's and Python's own memory to its level: of the whole process on the CPU, of torch's allocator on a GPU.
 """

@@ -1,4 +1,4 @@
-"""What the store of a sweep costs: a million rows of metrics written, and `results` and `status` over them.
+"""The cost of a sweep's store: a million rows of metrics written, and `results` and `status` over them.
 
     python benchmarks/store.py [--trials 5000] [--epochs 200]
     python benchmarks/store.py --trials 100000 --epochs 2

@@ -109,7 +109,7 @@ def count_kernels(step: Callable[[], None]) -> float:
 
 
 def measure_eager(bench: Bench, network: str, processes: int) -> Iterator[Row]:
-    """One eager loop, then several at once, each in a process of its own."""
+    """One eager loop, then several at once, each in its own process."""
     for scheme in SCHEMES:
         bench.clear()
         times = bench.milliseconds(plain_loop(bench.config(network, scheme), bench.data, bench.device))

@@ -2,8 +2,8 @@
 
 The plain loop is what most people write: eager, torch.optim.SGD, on a GPU bfloat16 autocast and channels
 last, the data on the device. Both see the same batches' shapes and the same network. `train:own_net` is a
-network that comes from a factory of the user's own, which runs eagerly in both. On the CPU one thread counts,
-as runs have it, and its own time: what else the machine does is no part of it.
+network from a user's own factory, which runs eagerly in both. On the CPU there is one thread, as in all runs,
+and its CPU time is measured, so that other work on the machine does not count.
 
     python benchmarks/train.py                          # CPU: WRN-16-2 on digits; GPU: WRN-16-2, WRN-1000-2
     python benchmarks/train.py --json results/train-speed.json

@@ -1,10 +1,10 @@
-"""What watching a training costs: time beside the same training without it, memory, and equal losses.
+"""The cost of watching a training: its time with and without a watch, memory, and equal losses.
 
     python benchmarks/watch.py [--steps 300] [--every 10 100] [--rounds 3] [--out FILE]
 
 A ResNet-18 of a quarter of the width on images of 32 x 32 pixels, and a pre-norm transformer of 12 layers.
-Each training is cut into pieces that take turns with and without a watch, so that what else the machine does
-meets both; the time is the process's CPU time, the ratio the median over the rounds. Memory is how much the
+Each training is cut into pieces, in turn with and without a watch, so that other work on the machine affects
+both; the time is the process's CPU time, the ratio the median over the rounds. Memory is how much the
 resident set grows over the second half of the watched training.
 """
 

@@ -162,7 +162,7 @@ def test_workers_killed_interrupted_and_left_behind_cost_nothing(tmp_path: Path)
     left = int(printed.removesuffix(")\n").rpartition("=")[2])
     assert printed == f"Outcome(results={4 - left}, failures=0, left={left})\n"
     assert left
-    assert errors == "skipinit: a worker process (killed by SIGKILL) is lost; its trials go on elsewhere\n"
+    assert errors == "skipinit: a worker process (killed by SIGKILL) is lost; its trials resume on another\n"
     assert _gone(pids)
     before = _curves(out)
 

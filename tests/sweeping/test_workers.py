@@ -160,7 +160,7 @@ def test_trials_whose_worker_dies_again_and_again_are_tried_alone_then_fail(
     assert pool.shares == [[0, 1], [0, 1], [1], [0]], "together twice, then one by one"
     trials = keeper.writer.trials()
     assert [trial.reason for trial in trials] == ["its worker died 3 times without finishing an epoch"] * 2
-    assert capsys.readouterr().err == "skipinit: a worker is lost; its trials go on elsewhere\n" * 4
+    assert capsys.readouterr().err == "skipinit: a worker is lost; its trials resume on another\n" * 4
 
 
 def test_an_epoch_in_between_forgives_a_loss(keeper: Keeper) -> None:

@@ -140,7 +140,7 @@ def test_a_rehearsal_of_more_steps_than_are_left_raises_nothing_and_leaves_no_tr
 
 
 class _FakeStream:
-    """What CUDA knows of a stream: whether it depends on the main one, which has not waited for it since."""
+    """A stream of which is known whether the main one must still wait for it."""
 
     unjoined: ClassVar[set[_FakeStream]] = set()
 

@@ -1,4 +1,4 @@
-"""What a run is where the user does not say."""
+"""Defaults of a run, and its identity."""
 
 from __future__ import annotations
 

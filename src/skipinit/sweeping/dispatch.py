@@ -186,7 +186,7 @@ class Dispatcher:
         Most workers are lost with their machine or for lack of memory. If a trial is the cause, it has
         started and finished no epoch since. If the share has sent no event, it can be any trial, or none.
         """
-        print(f"skipinit: {lost.worker} is lost; its trials go on elsewhere", file=sys.stderr)
+        print(f"skipinit: {lost.worker} is lost; its trials resume on another", file=sys.stderr)
         for id in map(identity, configs):
             self.losses[id] = self.losses[id] + 1 if standing is None or id in standing else 0
             if self.losses[id] == _TRIES and id not in self.keeper.ended:

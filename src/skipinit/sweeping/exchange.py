@@ -84,7 +84,7 @@ def merge(
 
 
 def _result(trial: Trial) -> tuple[object, ...]:
-    """What must be equal in two results of one trial: all but the speed."""
+    """The part of a result that two runs of a trial must share: all but the speed."""
     return trial.state, trial.last and replace(trial.last, images_per_second=0.0)
 
 

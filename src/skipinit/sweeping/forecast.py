@@ -76,7 +76,7 @@ class Pack:
 
 @dataclass(frozen=True)
 class Forecast:
-    """What is left of a sweep, and how long it takes."""
+    """The rest of a sweep, and how long it takes."""
 
     device: str
     results: int

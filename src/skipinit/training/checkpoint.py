@@ -18,7 +18,7 @@ from .run import Run
 FORMAT, VERSION = "skipinit checkpoint", 2
 
 RunState = dict[str, Any]
-"""What `Run.state` returns: model, momentum, step, losses, generator, records."""
+"""The return value of `Run.state`: model, momentum, step, losses, generator, records."""
 
 
 def pack_state(run: Run, seconds: float) -> bytes:

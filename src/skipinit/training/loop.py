@@ -43,7 +43,7 @@ class InTurn:
             run.train_step()
 
     def score(self, score: Score) -> list[Tensor]:
-        """What `score` makes of every run, in evaluation mode."""
+        """`score` of every run, in evaluation mode."""
         for run in self.runs:
             run.model.eval()
         return [score(run) for run in self.runs]
@@ -71,7 +71,7 @@ class OneGraph:
         self.training.replay()
 
     def score(self, score: Score) -> list[Tensor]:
-        """What `score` makes of every run, in evaluation mode."""
+        """`score` of every run, in evaluation mode."""
         for run in self.runs:
             run.model.eval()
         if not self.capture_scores:
@@ -142,7 +142,7 @@ class BesideGraph:
             main.wait_stream(self.stream)
 
     def score(self, score: Score) -> list[Tensor]:
-        """What `score` makes of every run, in evaluation mode."""
+        """`score` of every run, in evaluation mode."""
         scores = [*self.own.score(score), *self.graph.score(score)]
         found = dict(zip([*self.own.runs, *self.graph.runs], scores, strict=True))
         return [found[run] for run in self.runs]

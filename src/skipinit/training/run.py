@@ -239,8 +239,8 @@ class Run:
         elif self.dropouts or self.own:
             what = "a model of your own" if self.own else "dropout"
             raise ConfigError(
-                f"this run has {what} and was begun on {device}, whose random numbers "
-                f"{self.world.device.type} cannot go on with; use --device {device}"
+                f"this run has {what} and was started on {device}; {self.world.device.type} cannot continue "
+                f"its random numbers: use --device {device}"
             )
         self.restore_network(state)
         _copy(state["momentum"], momentum_buffers(self.model, self.optimizer))
