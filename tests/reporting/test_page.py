@@ -11,13 +11,15 @@ from pathlib import Path
 import pytest
 
 import skipinit
+from skipinit.errors import ConfigError
 from skipinit.paper.cells import ExhibitCell
 from skipinit.paper.claims import CLAIMS
 from skipinit.paper.collect import collect
 from skipinit.paper.exhibits import EXHIBITS
 from skipinit.reporting.curves import draw_training
 from skipinit.reporting.page import make_page
-from skipinit.sweeping.store import open_writer
+from skipinit.sweeping.exchange import export_results
+from skipinit.sweeping.store import open_store, open_writer
 from support.made_up_trials import (
     Scores,
     collection_of,
@@ -205,6 +207,17 @@ def test_a_sweep_that_is_not_over_has_a_page() -> None:
     ]
     page = Page(make_page(make_collection(iter(begun))))
     assert "Divide residual block by √2" in page.text
+
+
+def test_the_page_never_replaces_the_results_it_reads(tmp_path: Path) -> None:
+    write_store(tmp_path / "a", trials("smoke", names=("table1",)))
+    with open_store(tmp_path / "a") as store:
+        export_results(store, tmp_path / "a.jsonl")
+    for folders, out in (("a", "a/sweep.sqlite"), ("a.jsonl", "a.jsonl"), ("a.jsonl", "a/../a.jsonl")):
+        before = (tmp_path / out).read_bytes()
+        with pytest.raises(ConfigError, match="would replace the results it reads; give another path"):
+            skipinit.report(tmp_path / folders, tmp_path / out)
+        assert (tmp_path / out).read_bytes() == before
 
 
 def test_the_page_is_written_whole_or_not_at_all(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import jinja2
 import markupsafe
 
 from .. import __version__
-from ..errors import system_errors_explained
+from ..errors import ConfigError, system_errors_explained
 from ..files import write_whole
 from ..paper.claims import CLAIMS
 from ..paper.claims.claim import ClaimState
@@ -42,9 +42,12 @@ def report(folders: str | Path | Iterable[str | Path], out: str | Path = "report
         folders: one or more that `reproduce` or `sweep` filled, or files that `store export` wrote.
         out: the file to write; it loads nothing else, not even over the network.
     """
-    places = list_places(folders)
+    places, path = list_places(folders), Path(out)
+    for read in (place / FILE if place.is_dir() else place for place in places):
+        if path.exists() and read.exists() and path.samefile(read):
+            raise ConfigError(f"{path}: the report would replace the results it reads; give another path")
     seen = [each for place in places if (place / FILE).exists() for each in watched(place).values()]
-    path, html = Path(out), make_page(collect(places), seen)
+    html = make_page(collect(places), seen)
     write_whole(path, lambda file: file.write(html.encode()))
     return path
 
