@@ -10,7 +10,14 @@ import pytest
 from skipinit.paper.collect import Collection
 from skipinit.paper.exhibits import EXHIBITS
 from skipinit.reporting.tables import Comparison, ResultTable, compare, make_table
-from support.made_up_trials import collection_of, first_set, full_collection, make_collection, trials
+from support.made_up_trials import (
+    collection_of,
+    first_set,
+    full_collection,
+    made_up_trial,
+    make_collection,
+    trials,
+)
 
 
 def comparison(collection: Collection, exhibit: str, method: str, at: int) -> Comparison:
@@ -83,6 +90,45 @@ def test_a_number_on_other_data_is_open() -> None:
 def test_a_number_without_a_published_spread_is_open() -> None:
     found = comparison(collection_of(74.0, "table2"), "table2", "batchnorm", 256)
     assert found == Comparison("open", "agrees", "-1.0 points; the paper gives no spread")
+
+
+def test_a_number_is_open_until_the_papers_best_rate_was_tried() -> None:
+    """Table 6: batch norm at depth 16 has its lowest loss at 2^-2, its error bar ends there, too."""
+
+    def found(*exponents: int) -> Comparison:
+        made = trials("paper", lambda _: (72.6, 0.108), names=("table6",))
+        rates = {2.0**exponent for exponent in exponents}
+        return comparison(
+            make_collection(each for each in made if each.config.lr in rates), "table6", "batchnorm", 16
+        )
+
+    words = "+0.030; the paper's best rate, 2^-2, was not tried"
+    assert found(0) == Comparison("open", "agrees", words)
+    assert found(-3, -1) == Comparison("open", "agrees", words)
+    assert found(0, -2).agreement == "differs"
+
+
+def test_a_distance_just_over_the_limit_does_not_read_as_the_limit() -> None:
+    """92.913 ± 0.165 here, 93.3 ± 0.1 there: 0.3867 points are 2.004 spreads."""
+    made = make_collection(
+        made_up_trial(replace(each.config, seed=seed), (value, 1.0))
+        for each in trials("paper", names=("table1",))
+        if each.config.seed == 0
+        for seed, value in enumerate((93.05, 92.96, 92.73))
+    )
+    words = "-0.4 points, just over 2.0 spreads"
+    assert comparison(made, "table1", "skipinit", 16) == Comparison("differs", "agrees", words)
+
+
+def test_one_rate_has_no_ends() -> None:
+    made = [each for each in trials("paper", names=("table1",)) if each.config.lr in (0.25, 0.5)]
+
+    def shown(rates: set[float]) -> set[str]:
+        table = table_of(make_collection(each for each in made if each.config.lr in rates))
+        return {row.measured_rate for rows in table.groups.values() for row in rows if row.measured_rate}
+
+    assert shown({0.25}) == {"2^-2, the only one tried"}
+    assert all(rate.endswith(", end of grid") for rate in shown({0.25, 0.5}))
 
 
 def test_every_cell_carries_preset_data_and_runs() -> None:

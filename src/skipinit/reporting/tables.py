@@ -64,18 +64,23 @@ def _compare_numbers(published: Result, measured: Result, cell: ExhibitCell) -> 
     assert published.value is not None, "it has not failed"
     digits = decimals(published.metric)
     difference = measured.value - published.value
-    shown = round(difference, digits) + 0.0  # +0.0 in place of -0.0
-    words = f"{shown:+.{digits}f}{' points' * (published.metric == 'test_accuracy')}"
+    rounded = round(difference, digits) + 0.0  # +0.0 in place of -0.0
+    words = f"{rounded:+.{digits}f}{' points' * (published.metric == 'test_accuracy')}"
     if cell.departures:
         return "open", f"{words}, {', '.join(cell.departures)}"
     if published.spread is None:
         return "open", f"{words}; the paper gives no spread"
+    if (best := published.rate) and not any(best.low <= lr <= best.high for lr in measured.tried):
+        return "open", f"{words}; the paper's best rate, {best}, was not tried"
     # A printed zero is less than half of the last decimal.
     least = 0.5 * 10.0**-digits
     spread = math.hypot(max(published.spread, least), measured.spread or 0.0)
     # Rounded, because 93.3 - 93.1 must not miss two spreads of 0.1 by the last bit.
     spreads = round(abs(difference) / spread, 9)
-    words = f"{words}, {'at least ' * (published.spread < least)}{spreads:.1f} spreads"
+    shown = f"{spreads:.1f}"
+    if spreads > FAR and float(shown) <= FAR:
+        shown = f"just over {FAR:.1f}"
+    words = f"{words}, {'at least ' * (published.spread < least)}{shown} spreads"
     return "agrees" if spreads <= FAR else "differs", words
 
 
@@ -175,9 +180,16 @@ def conditions(exhibit: Exhibit, cells: list[ExhibitCell]) -> str:
         "" if exhibit.axis == "batch_size" else f"batch {_listed(batches)}",
         ", ".join(sorted({config.precision for config in configs})),
         "" if all(config.augment for config in configs) else "no augmentation",
-        *sorted({f"{cell.earlier} at {exhibit.axis_name} {cell.at}" for cell in cells if cell.earlier}),
+        *_earlier(exhibit, cells),
     ]
     return " · ".join(word for word in words if word)
+
+
+def _earlier(exhibit: Exhibit, cells: list[ExhibitCell]) -> Iterator[str]:
+    """Which cells have trials of an earlier protocol, and how that differs."""
+    for words in sorted({cell.earlier for cell in cells if cell.earlier}):
+        places = sorted({cell.at for cell in cells if cell.earlier == words})
+        yield f"{words} at {exhibit.axis_name} {', '.join(map(str, places))}"
 
 
 def _listed(numbers: list[int]) -> str:
@@ -195,4 +207,6 @@ def _rate(result: Result | None) -> str:
     if rate is None:
         return ""
     bar = "" if rate.low == rate.high else f" ({rate_text(rate.low)} to {rate_text(rate.high)})"
-    return f"{rate}{bar}{', end of grid' * rate.at_edge}"
+    tried = result.tried if result else ()
+    edge = ", the only one tried" if len(tried) == 1 else ", end of grid" if rate.at_edge else ""
+    return f"{rate}{bar}{edge}"
