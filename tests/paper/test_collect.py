@@ -14,6 +14,7 @@ from skipinit.config import ModelConfig, TrainConfig
 from skipinit.errors import ConfigError, DataError
 from skipinit.paper import cells
 from skipinit.paper.collect import Collection, collect, restate_earlier
+from skipinit.reporting.page import make_page
 from skipinit.reporting.tables import compare
 from skipinit.sweeping.exchange import export_results
 from skipinit.sweeping.store import open_store
@@ -127,6 +128,20 @@ def test_an_earlier_protocol_says_who_trains_and_not_how_well() -> None:
     assert earlier.judge("alpha-one-fails-deep").state == "holds"
     assert earlier.judge("skipinit-slightly-below-batchnorm").state == "not measured yet"
     assert earlier.judge("batchnorm-rate-hardly-depends-on-depth").state == "not measured yet"
+
+
+def test_evidence_says_how_many_epochs_it_is_of() -> None:
+    """Under `reduced` depth 16 has 40 epochs, depths 100 and 1000 have 10; batch sizes have 20."""
+    reduced = make_collection(trials("reduced", names=("table1", "figure3")))
+    for claim, words in (
+        ("batchnorm-trains-at-any-depth", "(10 to 40 of 200 epochs)"),
+        ("batchnorm-better-at-every-batch-size", "(20 of 200 epochs)"),
+    ):
+        assert reduced.judge(claim).evidence["reduced"].words.endswith(words)
+    page = make_page(reduced)
+    assert "(reduced: 20 of 200 epochs)" in page[page.index("What differs from") : page.index('id="table1"')]
+    full = make_collection(trials("paper", names=("table1",)))
+    assert "epochs" not in full.judge("batchnorm-trains-at-any-depth").evidence["paper"].words
 
 
 @pytest.mark.usefixtures("_changed")

@@ -119,6 +119,9 @@ def test_the_page_is_built_for_every_reader(full: Page) -> None:
     assert all(after - before <= 1 for before, after in pairwise(levels))
     anchors = [attributes["href"] for tag, attributes in full.elements if tag == "a"]
     assert {anchor.removeprefix("#") for anchor in anchors if anchor} <= set(ids)
+    headings = [attributes.get("id") for tag, attributes in full.elements if tag == "h2"]
+    contents = [anchor.removeprefix("#") for anchor in anchors if anchor and anchor[1:] in headings]
+    assert list(dict.fromkeys(contents)) == headings, "the table of contents has every section, in order"
 
 
 def test_the_page_asks_for_nothing(full: Page) -> None:

@@ -26,7 +26,7 @@ from .claims import CLAIMS
 from .claims.claim import Claim, ClaimState, Finding
 from .exhibits import EXHIBITS
 from .measurements import MeasurementSet, Place, Result
-from .presets import PRECISIONS, PRESETS
+from .presets import FEWEST_EPOCHS, PRECISIONS, PRESETS
 
 INITIALIZATION = "initialization"
 """Folder, beside the store, of what was measured at initialization."""
@@ -118,21 +118,27 @@ class Collection:
         claim = CLAIMS[name]
         found = {label: claim.check(measurements) for label, measurements in self.deciding.items()}
         evidence = {
-            label: Finding(each.state, f"{each.words}{self._departures(label, claim)}")
+            label: Finding(each.state, each.words + (f" ({differs})" if differs else ""))
             for label, each in found.items()
             if each.state != "not measured yet"
+            for differs in [self.departures(label, claim)]
         }
         state = list(evidence.values())[-1].state if evidence else "not measured yet"
         return JudgedClaim(
             name, claim.section, claim.statement, claim.criterion, claim.needs, state, evidence
         )
 
-    def _departures(self, label: str, claim: Claim) -> str:
-        """What in none of these measurements was as in the paper, in parentheses."""
+    def departures(self, label: str, claim: Claim) -> str:
+        """What was not as in the paper in the measurements of a set that a claim reads; empty if nothing."""
         cells = [cell for cell in self.sets.get(label, ()) if cell.exhibit.name in claim.exhibits]
-        first = cells[0].departures if cells else ()
-        shared = [words for words in first if all(words in cell.departures for cell in cells)]
-        return f" ({', '.join(shared)})" if shared else ""
+        if not cells:
+            return ""
+        shared = [words for words in cells[0].departures if all(words in each.departures for each in cells)]
+        # Results of fewer epochs say so themselves.
+        epochs = {cell.config.epochs for cell in cells if cell.config.epochs >= FEWEST_EPOCHS}
+        if len(epochs) > 1 and max(epochs) < cells[0].exhibit.epochs:
+            shared.append(f"{min(epochs)} to {max(epochs)} of {cells[0].exhibit.epochs} epochs")
+        return ", ".join(shared)
 
 
 def _lend(result: Result, label: str) -> Result:

@@ -103,6 +103,7 @@ def make_page(collection: Collection, seen: Sequence[WatchReport] = ()) -> str:
         version=__version__,
         claims={state: [each for each in judged if each.state == state] for state in get_args(ClaimState)},
         commands={each.claim: _measuring(each) for each in judged},
+        deciding={each.claim: _deciding(each, collection) for each in judged},
         glance=_glance(collection),
         sections=sections,
         watched=_watched_pictures(seen),
@@ -162,6 +163,13 @@ def _measuring(judged: JudgedClaim) -> str:
     read = CLAIMS[judged.claim].exhibits
     names = [each.name for each in EXHIBITS.values() if {each.name, *each.probes} & {*read}]
     return _command(" ".join(names), "paper")
+
+
+def _deciding(judged: JudgedClaim, collection: Collection) -> str:
+    """The set of measurements that decides a claim, and what was not as in the paper there."""
+    label = next(reversed(judged.evidence), "")
+    differs = collection.departures(label, CLAIMS[judged.claim])
+    return f"{label}: {differs}" if differs else label
 
 
 def _section(exhibit: Exhibit, collection: Collection) -> Section:
