@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -82,10 +83,17 @@ def test_a_folder_without_results_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_damaged_measurement_is_named(tmp_path: Path) -> None:
-    (tmp_path / "initialization").mkdir()
-    (tmp_path / "initialization" / "figure2a.json").write_text('{"figure": 1')
-    with pytest.raises(DataError, match=r"figure2a\.json: not a file that"):
-        collect([tmp_path])
+    path = tmp_path / "initialization" / "figure2a.json"
+    path.parent.mkdir()
+    origin = {"machine": "a machine", "commit": None}
+    whole = {"figure": "figure2a", "inputs": "", "seed": 0, "rows": [{"depth": 1}], "provenance": origin}
+    path.write_text(json.dumps(whole))
+    assert collect([tmp_path]).probes["figure2a"].rows == [{"depth": 1}]
+    changes = ({"rows": []}, {"rows": [{"depth": "a"}]}, {"rows": [1]}, {"provenance": {}}, {"figure": "x"})
+    for text in ('{"figure": 1', "[]", *(json.dumps(whole | change) for change in changes)):
+        path.write_text(text)
+        with pytest.raises(DataError, match=r"figure2a\.json: not a file that"):
+            collect([tmp_path])
 
 
 def test_no_folder_is_refused() -> None:

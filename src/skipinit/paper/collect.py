@@ -231,6 +231,13 @@ def _entries(place: Path) -> list[Entry]:
 def read_probed(path: Path) -> Probed:
     """What was measured of a network at initialization."""
     try:
-        return Probed(**json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
-        raise DataError(f"{path}: not a file that `skipinit reproduce` wrote; remove it") from None
+        probed = Probed(**json.loads(path.read_text(encoding="utf-8")))
+        numbers = [value for row in probed.rows for name, value in row.items() if name != "name"]
+        whole = bool(numbers) and all(value is None or isinstance(value, float | int) for value in numbers)
+        whole = whole and all("depth" in row for row in probed.rows) and probed.figure == path.stem
+        whole = whole and {"machine", "commit"} <= set(probed.provenance)
+    except (OSError, ValueError, TypeError, AttributeError):
+        whole = False
+    if not whole:
+        raise DataError(f"{path}: not a file that `skipinit reproduce` wrote; remove it")
+    return probed
