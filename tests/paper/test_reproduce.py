@@ -145,13 +145,21 @@ def test_the_demo_trains_small_networks_first() -> None:
         ({"preset": "fast"}, "preset 'fast' is not known"),
         ({"methods": ("skipnit",)}, "method 'skipnit' is not known; did you mean skipinit"),
         ({"seeds": 0}, "seeds 0 is not allowed"),
-        ({"at": [17]}, "no cell is left of preset quick, which has batchnorm, .* at 16, 100, 1000"),
-        ({"methods": ["none"]}, "no cell is left of preset quick"),
+        ({"at": [17]}, "depth or batch size 17 is not among the cells of preset quick: 16, 100, 1000"),
+        ({"at": [16, 17]}, "depth or batch size 17 is not among"),
+        ({"methods": ["skipinit", "none"]}, "method none is not among the cells of preset quick: batchnorm, "),
+        ({"methods": ["divide-sqrt2"], "at": [100], "preset": "demo"}, "no cell of preset demo has one of"),
     ],
 )
 def test_wrong_flags(flags: dict[str, Any], words: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=words):
         skipinit.reproduce("table1", tmp_path / "out", **flags)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_table_that_the_preset_lacks_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"demo has nothing of table2; smoke, quick, reduced, paper have"):
+        skipinit.reproduce(["table1", "table2"], tmp_path / "out", preset="demo")
     assert not (tmp_path / "out").exists()
 
 

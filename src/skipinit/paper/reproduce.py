@@ -13,9 +13,9 @@ from ..sweeping.engine import Outcome, run_sweep
 from ..sweeping.workers import start_interpreter, workers_at_once
 from ..training.records import Emit, Event
 from ..training.world import find_device
-from .cells import grid_of, plan_cells
+from .cells import ExhibitCell, grid_of, plan_cells
 from .exhibits import METHODS, find_exhibits
-from .presets import find_preset
+from .presets import PRESETS, find_preset
 from .theory_figures import measure_probes
 
 
@@ -57,22 +57,26 @@ def reproduce(
         observer: called with every event of the training (`skipinit.training.records`) once it is kept.
     """
     chosen = find_preset(preset)
-    exhibits = find_exhibits([names] if isinstance(names, str) else names)
+    names = [names] if isinstance(names, str) else names
+    exhibits = find_exhibits(names)
     for method in methods:
         if method not in METHODS:
             raise unknown_name("method", method, METHODS)
     if seeds is not None and seeds < 1:
         raise ConfigError(f"seeds {seeds} is not allowed; it must be 1 or more")
+    for exhibit in exhibits:
+        if exhibit.name in names and not exhibit.probes and not plan_cells(exhibit, chosen):
+            able = [each.name for each in PRESETS.values() if plan_cells(exhibit, each)]
+            raise ConfigError(f"preset {preset} has nothing of {exhibit.name}; {', '.join(able)} have")
     planned = [cell for exhibit in exhibits for cell in plan_cells(exhibit, chosen, precision)]
+    _check_part(planned, preset, methods, at)
     cells = [
         cell.narrow(seeds, around_best, first_seed)
         for cell in planned
         if (not methods or cell.method.name in methods) and (not at or cell.at in at)
     ]
     if planned and not cells:
-        there = ", ".join(dict.fromkeys(cell.method.name for cell in planned))
-        places = ", ".join(map(str, sorted({cell.at for cell in planned})))
-        raise ConfigError(f"no cell is left of preset {preset}, which has {there} at {places}")
+        raise ConfigError(f"no cell of preset {preset} has one of these methods at {', '.join(map(str, at))}")
     check_folder(Path(out))
     probes = tuple(dict.fromkeys(name for exhibit in exhibits for name in exhibit.probes))
     asked = (probes, Path(out), first_seed, str(find_device(device)), chosen.networks)
@@ -90,6 +94,21 @@ def reproduce(
     if not outcome.left:
         measure_probes(*asked, progress)
     return outcome
+
+
+def _check_part(
+    planned: Sequence[ExhibitCell], preset: str, methods: Sequence[str], at: Sequence[int]
+) -> None:
+    """Refuse a method, depth or batch size that none of the cells has."""
+    here = {
+        "method": (methods, list(dict.fromkeys(cell.method.name for cell in planned))),
+        "depth or batch size": (at, sorted({cell.at for cell in planned})),
+    }
+    for what, (given, known) in here.items():
+        for each in given:
+            if known and each not in known:
+                there = ", ".join(map(str, known))
+                raise ConfigError(f"{what} {each} is not among the cells of preset {preset}: {there}")
 
 
 class _Beside:
