@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
 from skipinit.paper.claims import CLAIMS, about_batches, about_depth
 from skipinit.paper.claims.claim import Claim, Finding, all_of, decided, missing
 from skipinit.paper.exhibits import EXHIBITS
-from skipinit.paper.measurements import MeasurementSet, Place
+from skipinit.paper.measurements import BestRate, MeasurementSet, Place
 from support.measurement_sets import as_the_paper_says, contradicting_sets, published, result, rows_by_theory
 from support.paper_source import PAPER, needs_paper
 
@@ -99,11 +100,52 @@ def test_ids_are_unique() -> None:
 
 def test_evidence_is_in_numbers() -> None:
     found = CLAIMS["skipinit-slightly-below-batchnorm"].check(MeasurementSet(published()))
-    assert found.words.startswith("Table 1, depth 16: batchnorm 93.5 ± 0.1 against skipinit 93.3 ± 0.1; ")
+    assert "Table 1, depth 16: batchnorm 93.5 ± 0.1 against skipinit 93.3 ± 0.1; " in found.words
     failing = published() | {Place("table1", "skipinit", 1000): result("test_accuracy", None)}
     found = CLAIMS["skipinit-trains-at-any-depth"].check(MeasurementSet(failing))
     assert found.state == "does not hold"
     assert found.words.startswith("Table 1, depth 1000: skipinit failed at 15 rates from 2^-13 to 2^1; ")
+
+
+def test_a_criterion_says_where_it_must_be_so() -> None:
+    loss = CLAIMS["skipinit-lower-training-loss"].criterion
+    assert loss == (
+        "Figure 3 (loss), every batch size measured from 1 to 512: skipinit has a lower loss than batchnorm"
+    )
+    slightly = CLAIMS["skipinit-slightly-below-batchnorm"].criterion
+    assert slightly.endswith(
+        "Table 1, depth 16, 100, 1000: batchnorm has a higher accuracy than skipinit, by at most 1.5 points"
+    )
+
+
+@pytest.mark.parametrize(
+    ("claim", "method"),
+    [
+        ("small-batch-rate-proportional", "none"),
+        ("small-batch-rates-similar", "none"),
+        ("large-batch-rate-constant", "skipinit"),
+        ("large-batch-batchnorm-uses-larger-rates", "skipinit"),
+    ],
+)
+def test_best_rates_for_the_loss_count_as_those_for_the_accuracy(claim: str, method: str) -> None:
+    """Section 3 speaks of Figures 3c and 3d alike."""
+    measured = as_the_paper_says()
+    for metric in ("test_accuracy", "train_loss"):
+        changed = {
+            place: replace(found, rate=BestRate(8.0 * place.at**2, 8.0 * place.at**2, 8.0 * place.at**2))
+            for place, found in measured.results.items()
+            if (place.exhibit, place.method, place.metric) == ("figure3", method, metric)
+        }
+        assert changed
+        found = CLAIMS[claim].check(MeasurementSet({**measured.results, **changed}))
+        assert found.state == "does not hold"
+
+
+def test_both_starts_of_skipinit_are_slightly_below_batch_norm() -> None:
+    for start in ("skipinit", "skipinit alpha=1/sqrt(d)"):
+        ahead = {Place("table1", start, 100): result("test_accuracy", 95.0)}
+        found = CLAIMS["skipinit-slightly-below-batchnorm"].check(MeasurementSet(published() | ahead))
+        assert found.state == "does not hold"
 
 
 def test_findings_combine() -> None:

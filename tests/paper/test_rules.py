@@ -148,6 +148,16 @@ def test_stable_rates_need_an_end() -> None:
     assert state(rule, ("batchnorm", high), ("none", accuracies({64: None}))) == "holds"
 
 
+def test_a_rate_that_was_never_exceeded_is_a_lower_bound() -> None:
+    rule = larger_stable_rate(FIGURE, "batchnorm", "none", Span())
+    low, high = rates({64: 0.25}, limit=0.5), rates({64: 0.25}, limit=1.0)
+    endless = {64: dataclasses.replace(high[64], tried=high[64].trained)}
+    for found, words in ((high, "2^0 with batchnorm"), (endless, "2^0 or more with batchnorm")):
+        named = {"batchnorm": found[64], "none": low[64]}
+        measured = MeasurementSet({Place(FIGURE, method, 64): each for method, each in named.items()})
+        assert f"largest stable rate {words}, 2^-1 with none" in rule.judge(measured).words
+
+
 def test_far_from_unstable() -> None:
     rule = far_from_unstable(FIGURE, "none", Span())
     near, far = rates({64: 0.25, 128: 0.5}, limit=0.5), rates({64: 0.25}, limit=1.0)

@@ -40,7 +40,7 @@ def figure3(method: str) -> Iterator[tuple[Place, Result]]:
         loss = {"batchnorm": 0.010, "skipinit": 0.005 if batch <= 1024 else 0.03, "none": 0.05}[method]
         yield from _both("figure3", method, batch, (value, loss), lr, limit)
     if method != "batchnorm":
-        yield Place("figure3", method, 16), result("test_accuracy", accuracy, 0.0625, limit)
+        yield from _both("figure3", method, 16, (accuracy, loss), 0.0625, limit)
 
 
 def figures4_and_6(method: str) -> Iterator[tuple[Place, Result]]:

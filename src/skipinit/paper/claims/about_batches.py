@@ -7,6 +7,10 @@ The figures show no numbers, so small and large are read from the text: its exam
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import combinations
+
+from ...sweeping.results import Metric
 from .claim import Rule, claim
 from .points import Span, larger_rates, leads, similar_rates
 from .series import (
@@ -25,6 +29,9 @@ from .series import (
 )
 
 METHODS = ("batchnorm", "skipinit", "none")
+"""Of Figure 3, by their largest stable rate."""
+BOTH: tuple[Metric, ...] = ("test_accuracy", "train_loss")
+"""The best rates for accuracy and for loss: Figures 3c and 3d, and the two of Figure 6."""
 SKIPINIT = ("skipinit", "regularized-skipinit")
 NORMALIZED_OR_SKIPINIT = ("batchnorm", *SKIPINIT)
 EVERY = Span(fewest=3)
@@ -35,10 +42,11 @@ SMALL_FULL = Span(high=64, fewest=3)
 """Small batches with the statistics of the full batch (Figures 4, 6 and 8)."""
 
 
-def _proportional(exhibit: str, methods: tuple[str, ...]) -> tuple[Rule, ...]:
-    # With batch norm no batch is smaller than the ghost batch, and rates are stable for longer.
-    ends = {method: 256 if method == "batchnorm" else 128 for method in methods}
-    return tuple(proportional_rate(exhibit, method, Span(high=end, fewest=2)) for method, end in ends.items())
+def _proportional(exhibit: str, methods: tuple[str, ...], metric: Metric = "test_accuracy") -> Iterator[Rule]:
+    for method in methods:
+        # With batch norm no batch is smaller than the ghost batch, and rates are stable for longer.
+        end = 256 if method == "batchnorm" else 128
+        yield proportional_rate(exhibit, method, Span(high=end, fewest=2), metric)
 
 
 BATCH_SIZE = {
@@ -76,27 +84,35 @@ BATCH_SIZE = {
     "small-batch-rate-proportional": claim(
         "3",
         "While the batch is small, the best rate of all three methods grows in proportion to it.",
-        *_proportional("figure3", METHODS),
+        *(rule for metric in BOTH for rule in _proportional("figure3", METHODS, metric)),
     ),
     "small-batch-rates-similar": claim(
         "3",
         "While the batch is small, the best rates of all three methods are similar.",
-        similar_rates("figure3", METHODS, SMALL),
+        *(similar_rates("figure3", METHODS, SMALL, metric) for metric in BOTH),
     ),
     "small-batch-rates-far-from-unstable": claim(
         "3",
         "While the batch is small, large rates do not help: the best is far below the largest stable one.",
-        *(far_from_unstable("figure3", method, EVERY) for method in METHODS),
+        *(far_from_unstable("figure3", method, EVERY, metric) for metric in BOTH for method in METHODS),
     ),
     "large-batch-rate-constant": claim(
         "3",
         "Once the batch is large, the best rate no longer depends on it.",
-        *(constant_rate("figure3", method, Span(low=2048, fewest=2)) for method in METHODS),
+        *(
+            constant_rate("figure3", method, Span(low=2048, fewest=2), metric)
+            for metric in BOTH
+            for method in METHODS
+        ),
     ),
     "large-batch-batchnorm-uses-larger-rates": claim(
         "3",
-        "Once the batch is large, batch norm uses larger rates.",
-        *(larger_rates("figure3", "batchnorm", method, LARGE) for method in ("skipinit", "none")),
+        "At large batch sizes batch norm uses larger rates than the others, SkipInit than no normalization.",
+        *(
+            larger_rates("figure3", larger, smaller, LARGE, metric)
+            for metric in BOTH
+            for larger, smaller in combinations(METHODS, 2)
+        ),
     ),
     "largest-stable-rates": claim(
         "3",
@@ -171,8 +187,7 @@ REGULARIZATION = {
     "full-batch-rates-similar": claim(
         "D.3",
         "While the batch is small, best rates of batch norm, SkipInit and Regularized SkipInit are similar.",
-        similar_rates("figure6", NORMALIZED_OR_SKIPINIT, SMALL_FULL),
-        similar_rates("figure6", NORMALIZED_OR_SKIPINIT, SMALL_FULL, metric="train_loss"),
+        *(similar_rates("figure6", NORMALIZED_OR_SKIPINIT, SMALL_FULL, metric) for metric in BOTH),
     ),
     "cifar100-batchnorm-accuracy-peaks-at-16": claim(
         "E",

@@ -47,6 +47,16 @@ def needs(exhibit: str, methods: tuple[str, ...], at: At, metric: Metric) -> str
     return f"{facts.panel(metric)}: {', '.join(methods)} at {where}"
 
 
+def located(criterion: str, exhibit: str, at: At, metric: Metric) -> str:
+    """A criterion, after the table or figure and the depths or batch sizes it is about."""
+    facts = EXHIBITS[exhibit]
+    if isinstance(at, Span):
+        where = f"every batch size measured from {at.low} {'up' if at.high is None else f'to {at.high}'}"
+    else:
+        where = f"{facts.axis_name} {', '.join(map(str, at))}"
+    return f"{facts.panel(metric)}, {where}: {criterion}"
+
+
 def still_open(results: Mapping[str, Result], how_well: bool = True) -> Finding | None:
     """What is to be measured before these decide; `how_well` and not only whether they train."""
     for name, result in results.items():
@@ -95,7 +105,7 @@ def _at_each(
             where += f" ({', '.join(reservations)})"
         return Finding(found.state, f"{where}: {found.words}")
 
-    return Rule(exhibit, needs(exhibit, methods, at, read), criterion, judge)
+    return Rule(exhibit, needs(exhibit, methods, at, read), located(criterion, exhibit, at, read), judge)
 
 
 def _says_whether(trained: bool, exhibit: str, method: str, at: At, criterion: str) -> Rule:
@@ -134,9 +144,17 @@ def leads(
         return decided(within, f"{first} {one} against {second} {other}")
 
     of_loss = (metric or EXHIBITS[exhibit].metrics[0]) == "train_loss"
-    limit = "" if up_to is None else f" and at most {up_to:g}"
-    criterion = f"{first} leads {second} by more than {over:g}{limit} {'lower loss' if of_loss else 'points'}"
+    criterion = _lead_text(first, second, over, up_to, "lower loss" if of_loss else "higher accuracy")
     return _at_each(exhibit, (first, second), at, criterion, compare, metric)
+
+
+def _lead_text(first: str, second: str, over: float, up_to: float | None, better: str) -> str:
+    if over < 0:
+        text, limit = f"{first} is less than {-over:g} points behind {second}", " and at most {:g} points ahead"
+    else:
+        more = f"more than {over:g} points " if over else ""
+        text, limit = f"{first} has a {more}{better} than {second}", ", by at most {:g} points"
+    return text if up_to is None else text + limit.format(up_to)
 
 
 def similar_losses(exhibit: str, first: str, second: str, at: At) -> Rule:
@@ -146,7 +164,7 @@ def similar_losses(exhibit: str, first: str, second: str, at: At) -> Rule:
         worst, best = sorted((one.score, other.score))
         return decided(worst >= SIMILAR * best > -math.inf, f"{first} {one} against {second} {other}")
 
-    criterion = f"the losses of {first} and {second} are within a factor of {SIMILAR:g}"
+    criterion = f"of the losses of {first} and {second} the larger is at most {SIMILAR:g} times the smaller"
     return _at_each(exhibit, (first, second), at, criterion, compare)
 
 
@@ -156,11 +174,12 @@ def similar_rates(exhibit: str, methods: tuple[str, ...], at: At, metric: Metric
     def compare(*results: Result) -> Finding:
         return rates_agree(dict(zip(methods, results, strict=True)))
 
-    criterion = f"best rates of {', '.join(methods)}, with error bars, are within a factor of {SIMILAR:g}"
+    names = ", ".join(methods)
+    criterion = f"the error bars of the best rates of {names} are at most a factor of {SIMILAR:g} apart"
     return _at_each(exhibit, methods, at, criterion, compare, metric)
 
 
-def larger_rates(exhibit: str, first: str, second: str, at: At) -> Rule:
+def larger_rates(exhibit: str, first: str, second: str, at: At, metric: Metric | None = None) -> Rule:
     """The best rate of the first is the larger."""
 
     def compare(one: Result, other: Result) -> Finding:
@@ -170,8 +189,8 @@ def larger_rates(exhibit: str, first: str, second: str, at: At) -> Rule:
         mine, others = rates
         return decided(mine.lr > others.lr, f"best rates {mine} ({first}), {others} ({second})")
 
-    criterion = f"the best rate of {first} exceeds that of {second}"
-    return _at_each(exhibit, (first, second), at, criterion, compare)
+    criterion = f"the best rate of {first} is larger than that of {second}"
+    return _at_each(exhibit, (first, second), at, criterion, compare, metric)
 
 
 def rates_agree(results: Mapping[str, Result]) -> Finding:

@@ -13,7 +13,7 @@ from ...sweeping.results import Metric
 from ..exhibits import EXHIBITS
 from ..measurements import MeasurementSet, Result
 from .claim import Finding, Rule, decided, missing
-from .points import SIMILAR, At, Span, best_rates, needs, rates_agree, still_open
+from .points import SIMILAR, At, Span, best_rates, located, needs, rates_agree, still_open
 
 SAME = 0.5
 """Points of accuracy that are no difference: a few of the paper's standard deviations."""
@@ -48,27 +48,29 @@ def _along(
             if found := still_open({f"{method} at {point}": each for point, each in series.items()}):
                 return found
             cut.append(series)
-        return decide(*cut)
+        found = decide(*cut)
+        where = "" if found.state == "not measured yet" else f"{EXHIBITS[exhibit].panel(read)}: "
+        return Finding(found.state, f"{where}{found.words}")
 
-    return Rule(exhibit, needs(exhibit, methods, at, read), criterion, judge)
+    return Rule(exhibit, needs(exhibit, methods, at, read), located(criterion, exhibit, at, read), judge)
 
 
 def _words(method: str, series: Points) -> str:
     return f"{method} " + ", ".join(f"{result} at {at}" for at, result in series.items())
 
 
-def constant_rate(exhibit: str, method: str, at: At) -> Rule:
+def constant_rate(exhibit: str, method: str, at: At, metric: Metric | None = None) -> Rule:
     """One rate is within a factor of `SIMILAR` of every error bar."""
 
     def decide(series: Points) -> Finding:
         found = rates_agree({str(at): result for at, result in series.items()})
-        return Finding(found.state, f"{method}: {found.words}")
+        return Finding(found.state, f"{method} {found.words}")
 
-    criterion = f"best rates of {method}, with error bars, are within a factor of {SIMILAR:g}"
-    return _along(exhibit, (method,), at, criterion, decide)
+    criterion = f"the error bars of the best rates of {method} are at most a factor of {SIMILAR:g} apart"
+    return _along(exhibit, (method,), at, criterion, decide, metric)
 
 
-def proportional_rate(exhibit: str, method: str, at: Span) -> Rule:
+def proportional_rate(exhibit: str, method: str, at: Span, metric: Metric | None = None) -> Rule:
     """The best rate grows as a power of the batch size that is near 1, over a factor of 4 or more."""
 
     def decide(series: Points) -> Finding:
@@ -79,10 +81,10 @@ def proportional_rate(exhibit: str, method: str, at: Span) -> Rule:
             return rates
         power = linear_regression(list(map(math.log, series)), [math.log(rate.lr) for rate in rates]).slope
         words = ", ".join(f"{rate} at {at}" for at, rate in zip(series, rates, strict=True))
-        return decided(abs(power - 1) <= NEAR_ONE, f"{method}: power {power:.2f} of best rates {words}")
+        return decided(abs(power - 1) <= NEAR_ONE, f"{method} best rates {words}, power {power:.2f}")
 
-    criterion = f"best rate of {method} ∝ (batch size)^p with |p - 1| ≤ {NEAR_ONE:.2g}"
-    return _along(exhibit, (method,), at, criterion, decide)
+    criterion = f"the best rate of {method} is proportional to (batch size)^p with |p - 1| ≤ {NEAR_ONE:.2g}"
+    return _along(exhibit, (method,), at, criterion, decide, metric)
 
 
 class Shape(NamedTuple):
@@ -139,7 +141,7 @@ def peaks(exhibit: str, method: str, low: int, high: int) -> Rule:
         clear = all(top.score - end.score > (top.spread or 0.0) for end in ends)
         return decided(low <= peak <= high and clear, f"best at {peak}: {_words(method, series)}")
 
-    criterion = f"{method} is best at a batch size from {low} to {high}, both ends are over one spread lower"
+    criterion = f"{method} is best from {low} to {high}; smallest and largest batch are over one spread lower"
     return _along(exhibit, (method,), Span(fewest=3), criterion, decide)
 
 
@@ -155,7 +157,10 @@ def larger_threshold(exhibit: str, first: str, second: str, at: Span) -> Rule:
         words = f"accuracy holds up to batch size {mine} with {first}, {others} with {second}"
         return decided(mine >= LARGER * others, words)
 
-    criterion = f"largest batch within {SAME:g} points of the best: {first} ≥ {LARGER:g} × {second}"
+    criterion = (
+        f"the largest batch that is within {SAME:g} points of the best is at least {LARGER:g} times as large "
+        f"with {first} as with {second}"
+    )
     return _along(exhibit, (first, second), at, criterion, decide)
 
 
@@ -175,14 +180,15 @@ def larger_stable_rate(exhibit: str, first: str, second: str, at: Span) -> Rule:
             return missing(f"the rate from which {second} no longer trains")
         if mine == _largest(one, "tried") and mine <= others:
             return missing(f"the rate from which {first} no longer trains")
-        words = f"largest stable rate {rate_text(mine)} with {first}, {rate_text(others)} with {second}"
+        more = " or more" if mine == _largest(one, "tried") else ""
+        words = f"largest stable rate {rate_text(mine)}{more} with {first}, {rate_text(others)} with {second}"
         return decided(mine > others, words)
 
-    criterion = f"largest rate above chance, over all batch sizes: {first} > {second}"
+    criterion = f"the largest rate that trains at any of them is larger with {first} than with {second}"
     return _along(exhibit, (first, second), at, criterion, decide)
 
 
-def far_from_unstable(exhibit: str, method: str, at: Span) -> Rule:
+def far_from_unstable(exhibit: str, method: str, at: Span, metric: Metric | None = None) -> Rule:
     """At the smallest batch size the best rate is `FAR` times below the largest stable one."""
 
     def decide(series: Points) -> Finding:
@@ -193,11 +199,14 @@ def far_from_unstable(exhibit: str, method: str, at: Span) -> Rule:
         (best,) = rates
         if FAR * best.lr > stable == _largest(series, "tried"):
             return missing(f"the rate from which {method} no longer trains")
-        words = f"best rate {best} at batch size {smallest}, largest stable rate {rate_text(stable)}"
-        return decided(FAR * best.lr <= stable, f"{method}: {words}")
+        more = " or more" if stable == _largest(series, "tried") else ""
+        words = f"best rate {best} at batch size {smallest}, largest stable rate {rate_text(stable)}{more}"
+        return decided(FAR * best.lr <= stable, f"{method} {words}")
 
-    criterion = f"best rate of {method} at the smallest batch ≤ largest stable rate / {FAR:g}"
-    return _along(exhibit, (method,), at, criterion, decide)
+    criterion = (
+        f"the best rate of {method} at the smallest batch is at most 1/{FAR:g} of the largest that trains at any"
+    )
+    return _along(exhibit, (method,), at, criterion, decide, metric)
 
 
 def _largest(series: Points, which: Literal["tried", "trained"]) -> float:
