@@ -100,15 +100,16 @@ def _check_part(
     planned: Sequence[ExhibitCell], preset: str, methods: Sequence[str], at: Sequence[int]
 ) -> None:
     """Refuse a method, depth or batch size that none of the cells has."""
-    here = {
-        "method": (methods, list(dict.fromkeys(cell.method.name for cell in planned))),
-        "depth or batch size": (at, sorted({cell.at for cell in planned})),
-    }
-    for what, (given, known) in here.items():
+    known = list(dict.fromkeys(cell.method.name for cell in planned))
+    places = [str(place) for place in sorted({cell.at for cell in planned})]
+    for what, given, there in (
+        ("method", [*methods], known),
+        ("depth or batch size", [*map(str, at)], places),
+    ):
         for each in given:
-            if known and each not in known:
-                there = ", ".join(map(str, known))
-                raise ConfigError(f"{what} {each} is not among the cells of preset {preset}: {there}")
+            if there and each not in there:
+                listed = ", ".join(there)
+                raise ConfigError(f"{what} {each} is not among the cells of preset {preset}: {listed}")
 
 
 class _Beside:

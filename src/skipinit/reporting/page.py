@@ -167,7 +167,7 @@ def _measuring(judged: JudgedClaim) -> str:
 
 def _deciding(judged: JudgedClaim, collection: Collection) -> str:
     """The set of measurements that decides a claim, and what was not as in the paper there."""
-    label = next(reversed(judged.evidence), "")
+    label = list(judged.evidence)[-1] if judged.evidence else ""
     differs = collection.departures(label, CLAIMS[judged.claim])
     return f"{label}: {differs}" if differs else label
 

@@ -58,12 +58,12 @@ BATCH_SIZE = {
     ),
     "accuracy-flat-then-falling": claim(
         "3",
-        "With and without batch norm, accuracy is the same at all small batches and falls past a threshold.",
+        "With and without batch norm, accuracy is the same at small batch sizes and falls past a threshold.",
         *(has_shape("figure3", method, EVERY, FLAT_THEN_FALLING) for method in ("batchnorm", "none")),
     ),
     "batchnorm-scales-to-larger-batches": claim(
         "3",
-        "With batch norm that threshold is significantly larger.",
+        "With batch norm accuracy falls only past a significantly larger batch size than without.",
         larger_threshold("figure3", "batchnorm", "none", EVERY),
     ),
     "skipinit-narrows-the-gap": claim(
@@ -83,22 +83,22 @@ BATCH_SIZE = {
     ),
     "small-batch-rate-proportional": claim(
         "3",
-        "While the batch is small, the best rate of all three methods grows in proportion to it.",
+        "At small batch sizes the best rates of all three methods are proportional to the batch size.",
         *(rule for metric in BOTH for rule in _proportional("figure3", METHODS, metric)),
     ),
     "small-batch-rates-similar": claim(
         "3",
-        "While the batch is small, the best rates of all three methods are similar.",
+        "At small batch sizes the best rates of all three methods are similar.",
         *(similar_rates("figure3", METHODS, SMALL, metric) for metric in BOTH),
     ),
     "small-batch-rates-far-from-unstable": claim(
         "3",
-        "While the batch is small, large rates do not help: the best is far below the largest stable one.",
+        "At small batch sizes large rates do not help: the best is far below the largest stable one.",
         *(far_from_unstable("figure3", method, EVERY, metric) for metric in BOTH for method in METHODS),
     ),
     "large-batch-rate-constant": claim(
         "3",
-        "Once the batch is large, the best rate no longer depends on it.",
+        "At large batch sizes the best rate does not depend on the batch size.",
         *(
             constant_rate("figure3", method, Span(low=2048, fewest=2), metric)
             for metric in BOTH
@@ -122,7 +122,7 @@ BATCH_SIZE = {
     ),
     "accuracy-never-rises-with-batch-size": claim(
         "3",
-        "At a fixed number of epochs no method gains accuracy from a larger batch.",
+        "For a fixed number of epochs no method gains accuracy from a larger batch.",
         *(has_shape("figure3", method, EVERY, NEVER_RISING) for method in METHODS),
     ),
     "cifar100-batchnorm-better-at-every-batch-size": claim(
@@ -137,12 +137,12 @@ BATCH_SIZE = {
     ),
     "cifar100-small-batch-rate-proportional": claim(
         "E",
-        "On CIFAR-100, too, the best rate is proportional to the batch size while that is small.",
+        "On CIFAR-100, too, the best rates are proportional to the batch size while it is small.",
         *_proportional("figure7", NORMALIZED_OR_SKIPINIT),
     ),
     "cifar100-small-batch-rates-similar": claim(
         "E",
-        "On CIFAR-100, too, the best rates of all three methods are about equal while the batch is small.",
+        "On CIFAR-100, too, the best rates of all three methods are about equal at small batch sizes.",
         similar_rates("figure7", NORMALIZED_OR_SKIPINIT, SMALL),
     ),
     "cifar100-batchnorm-largest-stable-rate": claim(
@@ -156,22 +156,22 @@ BATCH_SIZE = {
 REGULARIZATION = {
     "batchnorm-accuracy-peaks-at-intermediate-batch": claim(
         "4",
-        "With full-batch statistics the accuracy of batch norm is highest at a batch of about 64.",
+        "With full-batch statistics the accuracy of batch norm is highest at a batch size of about 64.",
         peaks("figure4", "batchnorm", 32, 128),
     ),
     "batchnorm-loss-rises-from-1-to-2": claim(
         "4",
-        "The training loss of batch norm rises from a batch of 1 to a batch of 2.",
+        "With full-batch statistics the training loss of batch norm rises from a batch size of 1 to 2.",
         has_shape("figure4", "batchnorm", (1, 2), LOSS_RISING),
     ),
     "batchnorm-loss-falls-from-2": claim(
         "4",
-        "From a batch of 2 up the training loss of batch norm falls consistently.",
+        "With full-batch statistics the training loss of batch norm falls from a batch size of 2 on.",
         has_shape("figure4", "batchnorm", Span(low=2, fewest=3), LOSS_FALLING),
     ),
     "skipinit-independent-of-small-batches": claim(
         "4",
-        "SkipInit, regularized or not, does not depend on the batch size while that is small.",
+        "The accuracy of SkipInit, regularized or not, does not depend on small batch sizes.",
         *(has_shape("figure4", method, SMALL_FULL, STEADY) for method in SKIPINIT),
     ),
     "regularized-skipinit-better-at-tiny-batches": claim(
@@ -186,12 +186,12 @@ REGULARIZATION = {
     ),
     "full-batch-rates-similar": claim(
         "D.3",
-        "While the batch is small, best rates of batch norm, SkipInit and Regularized SkipInit are similar.",
+        "At small batches the best rates of batch norm, SkipInit and Regularized SkipInit are similar.",
         *(similar_rates("figure6", NORMALIZED_OR_SKIPINIT, SMALL_FULL, metric) for metric in BOTH),
     ),
     "cifar100-batchnorm-accuracy-peaks-at-16": claim(
         "E",
-        "On CIFAR-100 the accuracy of batch norm peaks at a batch of 16 and decays to either side.",
+        "On CIFAR-100 the accuracy of batch norm peaks at a batch size of 16 and is lower to either side.",
         peaks("figure8", "batchnorm", 8, 32),
     ),
     "cifar100-regularized-skipinit-better-at-tiny-batches": claim(

@@ -36,12 +36,12 @@ INITIALIZATION = {
     ),
     "normalization-divides-by-root-depth": claim(
         "2.1",
-        "The moving variance of block l is about l: batch norm scales the branch down by the root of l.",
+        "The moving variance of block l is about l: batch norm divides the branch by the square root of l.",
         follows("figure2b", "moving_variance", normalized_variance, "l"),
     ),
     "normalized-branch-share": claim(
         "2.1",
-        "The branch of block l gives only 1/(l+1) of the output variance: deep blocks are near the identity.",
+        "With batch norm the branch of block l gives only 1/(l+1) of the block's output variance.",
         follows("figure2b", "branch_share", normalized_branch_share, "1/(l+1)"),
     ),
     "linear-moving-mean-is-zero": claim(
@@ -51,34 +51,34 @@ INITIALIZATION = {
     ),
     "convolutional-variance-grows-with-depth": claim(
         "2.1",
-        "In the convolutional ReLU network the skip variance is proportional to depth, a little below it.",
+        "In the convolutional ReLU network the skip variance is proportional to depth, slightly below it.",
         proportional("figure2c", "skip_variance", low=0.75, high=1.0),
     ),
     "convolutional-moving-variance-is-smaller": claim(
         "2.1",
-        "There the moving variance is proportional to depth too, and smaller than the skip variance.",
+        "In the convolutional ReLU network the moving variance is proportional to depth, below the skip's.",
         proportional("figure2c", "moving_variance"),
         below("figure2c", "moving_variance", "skip_variance"),
     ),
     "convolutional-moving-mean-grows": claim(
         "C",
-        "There the squared moving mean grows in proportion to depth.",
+        "In the convolutional ReLU network the squared moving mean grows in proportion to depth.",
         proportional("figure2c", "squared_moving_mean"),
     ),
     "relu-variances-as-derived": claim(
         "C",
-        "With ReLUs, too, the skip variance of block l is about l and its branch variance about 1.",
+        "With batch norm and ReLUs the skip variance of block l is about l and its branch variance about 1.",
         follows("figure5", "skip_variance", normalized_variance, "l"),
         follows("figure5", "branch_variance", lambda _: 1.0, "1"),
     ),
     "relu-moving-variance": claim(
         "C",
-        "ReLUs correlate the examples: the moving variance of block l is about l (1 - 1/π).",
+        "ReLUs correlate the examples of a batch: the moving variance of block l is about l (1 - 1/π).",
         follows("figure5", "moving_variance", relu_moving_variance, "l (1 - 1/π)"),
     ),
     "relu-moving-mean": claim(
         "C",
-        "The rest of the variance is between channels: the squared moving mean of block l is about l/π.",
+        "With ReLUs the squared moving mean of block l is about l/π.",
         follows("figure5", "squared_moving_mean", relu_squared_moving_mean, "l/π"),
     ),
     "l2-dominates-the-initial-loss": claim(
@@ -90,9 +90,11 @@ INITIALIZATION = {
 
 
 SAME = 0.5
-"""Points of accuracy that one run cannot tell apart."""
+"""Points of accuracy that the scatter of single runs can explain."""
 SLIGHTLY = 1.5
+"""Points up to which a difference is slight; the paper calls 1.2 so (Fixup on ResNet50-V1)."""
 CONSIDERABLY = 2.0
+"""Points above which it is considerable; the paper calls 2.6 so (the scalar bias at batch size 4096)."""
 
 DEPTHS = (16, 100, 1000)
 DEEP = (100, 1000)
@@ -134,30 +136,30 @@ DEPTH = {
     ),
     "stable-forward-pass-is-not-enough": claim(
         "2.3",
-        "That activations do not explode is not enough: 1000 layers of blocks divided by √2 do not train.",
+        "A stable forward pass is not enough: 1000 layers with blocks divided by √2 cannot be trained.",
         fails("table1", "divide-sqrt2", DEEPEST),
     ),
     "l2-is-not-necessary": claim(
         "2.3",
-        "SkipInit trains at every depth without L2 regularization.",
+        "SkipInit trains 16 to 1000 layers without L2 regularization.",
         trains("table1", "skipinit without L2", DEPTHS),
     ),
     "skipinit-matches-training-loss": claim(
         "D.1",
-        "SkipInit reaches training losses like those of batch norm after as many epochs.",
+        "SkipInit and batch norm reach similar training losses after the same number of epochs.",
         *(similar_losses("table3", "batchnorm", start, DEPTHS) for start in SKIPINIT),
     ),
     "batchnorm-variants-fail-deep": claim(
         "D.2",
-        "Batch norm that does not scale the branch down against the skip cannot train 1000 layers: "
-        "blocks divided by √2, a norm at the block's end, a last norm only.",
+        "Batch norm does not train 1000 layers if it does not downscale the branch relative to the skip: "
+        "blocks divided by √2, a norm at the end of each block, a final norm only.",
         fails("table4", "batchnorm-divide-sqrt2", DEEPEST),
         fails("table4", "batchnorm-block-end", DEEPEST),
         fails("table4", "batchnorm-final-only", DEEPEST),
     ),
     "skipinit-helps-shallow-networks": claim(
         "7",
-        "Starting the branch at zero often helps shallow networks too.",
+        "SkipInit, started at zero, often makes shallow networks more accurate, too.",
         *(leads(table, "skipinit", "skipinit alpha=1", (16,)) for table in ("table1", "table5")),
     ),
     "cifar100-batchnorm-and-skipinit-train-deep": claim(
@@ -167,7 +169,7 @@ DEPTH = {
     ),
     "cifar100-unscaled-branches-fail-deep": claim(
         "E",
-        "On CIFAR-100, too, 1000 layers cannot be trained unless the branch is scaled down.",
+        "On CIFAR-100, too, 1000 layers cannot be trained if the branch is not downscaled.",
         *(fails("table5", method, DEEPEST) for method in ("skipinit alpha=1", "divide-sqrt2")),
     ),
 }
@@ -183,12 +185,12 @@ V2, V1 = "table2", "table7"
 IMAGENET = {
     "imagenet-all-match-at-256": claim(
         "5",
-        "At the usual batch of 256 SkipInit and Fixup match batch norm.",
+        "At the usual batch size of 256 SkipInit and Fixup match batch norm.",
         *(leads(V2, "batchnorm", other, STANDARD, -SAME, SAME) for other in ("skipinit", "fixup")),
     ),
     "imagenet-batchnorm-best-at-large-batch": claim(
         "5",
-        "At a very large batch batch norm is best: SkipInit and Fixup are worse, with Dropout or without.",
+        "At a batch of 4096 batch norm is best: SkipInit and Fixup are worse, with Dropout or without.",
         *(
             leads(V2, "batchnorm", other, LARGEST)
             for other in ("skipinit", "fixup", "fixup-dropout", "regularized-skipinit")
@@ -206,7 +208,7 @@ IMAGENET = {
     ),
     "imagenet-fixup-ahead-at-large-batch": claim(
         "6",
-        "SkipInit and Fixup are alike at small batches; at a large one Fixup is ahead.",
+        "SkipInit and Fixup are similar at small batches; at a large batch Fixup is ahead.",
         leads(V2, "fixup", "skipinit", SMALL, -SAME, SAME),
         leads(V2, "fixup", "skipinit", LARGEST),
     ),
@@ -233,12 +235,12 @@ IMAGENET = {
     ),
     "v1-scalar-bias-helps": claim(
         "F",
-        "One scalar bias per block, before its last ReLU, improves Regularized SkipInit considerably there.",
+        "On ResNet50-V1 a scalar bias before each last ReLU improves Regularized SkipInit considerably.",
         leads(V1, "regularized-skipinit scalar bias", "regularized-skipinit", EVERY, CONSIDERABLY),
     ),
     "v1-scalar-bias-closes-the-gap-to-fixup": claim(
         "F",
-        "With that bias nothing is left of its gap to Fixup at small batches.",
+        "With such biases Regularized SkipInit is as accurate as Fixup on ResNet50-V1 at small batches.",
         leads(V1, "regularized-skipinit scalar bias", "fixup", SMALL, over=-SAME),
     ),
 }

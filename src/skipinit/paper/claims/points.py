@@ -150,11 +150,11 @@ def leads(
 
 def _lead_text(first: str, second: str, over: float, up_to: float | None, better: str) -> str:
     if over < 0:
-        text, limit = f"{first} is less than {-over:g} points behind {second}", " and at most {:g} points ahead"
-    else:
-        more = f"more than {over:g} points " if over else ""
-        text, limit = f"{first} has a {more}{better} than {second}", ", by at most {:g} points"
-    return text if up_to is None else text + limit.format(up_to)
+        limit = "" if up_to is None else f" and at most {up_to:g} points ahead"
+        return f"{first} is less than {-over:g} points behind {second}{limit}"
+    limit = "" if up_to is None else f", by at most {up_to:g} points"
+    more = f"more than {over:g} points " if over else ""
+    return f"{first} has a {more}{better} than {second}{limit}"
 
 
 def similar_losses(exhibit: str, first: str, second: str, at: At) -> Rule:

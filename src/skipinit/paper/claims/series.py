@@ -204,7 +204,8 @@ def far_from_unstable(exhibit: str, method: str, at: Span, metric: Metric | None
         return decided(FAR * best.lr <= stable, f"{method} {words}")
 
     criterion = (
-        f"the best rate of {method} at the smallest batch is at most 1/{FAR:g} of the largest that trains at any"
+        f"the best rate of {method} at the smallest of them is at most 1/{FAR:g} of the largest rate that "
+        "trains at any"
     )
     return _along(exhibit, (method,), at, criterion, decide, metric)
 
