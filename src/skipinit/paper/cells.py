@@ -1,4 +1,4 @@
-"""The cells of a table or figure: the trials that fill each under a preset, and what those trials gave.
+"""The cells of a table or figure: the trials that fill each under a preset, and their results.
 
 The trials of a cell share everything but rate and seed. Tables 1 and 3 are two readings of the same trials,
 as are the two metrics of Figures 3 and 4; a trial asked for twice is run once.
@@ -39,21 +39,21 @@ class ExhibitCell:
     """The depth or batch size."""
     preset: Preset
     config: TrainConfig
-    """Of its trials, at the rate expected to be best and seed 0."""
+    """The config of its trials, at the rate expected to be best and seed 0."""
     rates: tuple[float, ...]
     seeds: tuple[int, ...]
     recorded: tuple[Trial, ...] = ()
-    """What a store has of this config, at any rate and seed."""
+    """Trials of this config that were read, at any rate and seed."""
     earlier: str = ""
     """How the protocol of the recorded trials differs from today's, in words; empty where it does not."""
 
     @property
     def trials(self) -> Iterator[TrainConfig]:
-        """What to train, every rate once before any rate twice."""
+        """The trials to train, every rate once before any rate twice."""
         return (replace(self.config, lr=lr, seed=seed) for seed in self.seeds for lr in self.rates)
 
     def narrow(self, seeds: int | None, around_best: bool, first_seed: int) -> ExhibitCell:
-        """The same cell with at most so many seeds, and of the whole grid of rates only the middle."""
+        """The same cell with at most `seeds` seeds; `around_best` keeps three rates of a whole grid."""
         runs = min(len(self.seeds), seeds or len(self.seeds))
         rates = self.rates
         if around_best and rates == RATE_GRID:
@@ -62,14 +62,14 @@ class ExhibitCell:
 
     @property
     def label(self) -> str:
-        """Its set of measurements: the preset, other data than the paper's, another precision."""
+        """The name of its set of measurements: the preset, data other than the paper's, another precision."""
         precision = self.config.precision
         words = [self.preset.data, None if precision == self.preset.precision else precision]
         given = ", ".join(word for word in words if word)
         return f"{self.preset.name} ({given})" if given else self.preset.name
 
     def place(self, metric: Metric) -> Place:
-        """Where its result stands."""
+        """The place of its result in the table or figure."""
         return Place(self.exhibit.name, self.method.name, self.at, metric)
 
     @cached_property
@@ -80,7 +80,7 @@ class ExhibitCell:
 
     @cached_property
     def results(self) -> Mapping[Metric, Result]:
-        """What it came to in each metric; one that has no result yet is left out."""
+        """Its result in each metric; a metric without a result yet is left out."""
         brief = self.config.epochs < FEWEST_EPOCHS
         after = f"after {count_text(self.config.epochs, 'epoch')} only" if brief else ""
         reservation = ", ".join(filter(None, (after, self.earlier)))
@@ -93,7 +93,7 @@ class ExhibitCell:
 
     @property
     def ending(self) -> Literal["trains", "at chance", "explodes"] | None:
-        """What became of it; None where that is not known yet. A failed one explodes if every run did."""
+        """How its training ended; None if not known yet. A failed cell explodes if every run did."""
         if not self.results:
             return None
         if not next(iter(self.results.values())).failed:
@@ -103,14 +103,14 @@ class ExhibitCell:
 
     @property
     def shown_trial(self) -> Trial | None:
-        """Whose curve stands for the cell: at the best rate or, if it failed, at the one expected best."""
+        """The trial whose curve is shown: at the best rate or, if it failed, at the one expected best."""
         found = [result.rate for result in self.results.values() if result.rate]
         lr = found[0].lr if found else self.config.lr
         ended = [trial for trial in self.recorded if trial.has_result]
         return min(ended, key=lambda one: (abs(math.log2(one.config.lr / lr)), one.config.seed), default=None)
 
     def runs(self, metric: Metric) -> str:
-        """How many runs stand behind the number."""
+        """How many runs the number comes from."""
         summary = self.summaries[metric].summary
         ended = [trial.config for trial in self.recorded if trial.has_result]
         if not ended:
@@ -126,7 +126,7 @@ class ExhibitCell:
 
     @property
     def departures(self) -> list[str]:
-        """What is not as in the paper's protocol, in words, the weightiest first."""
+        """How it differs from the paper's protocol, in words, the most important first."""
         exhibit, config = self.exhibit, self.config
         network = exhibit.network.format(depth=self.at)
         differs = {

@@ -1,8 +1,8 @@
-"""From stores to measurements: which trial belongs to which cell of which table, under which preset; and what
-that says of the paper's claims.
+"""From stores to measurements: which trial belongs to which cell of which table, under which preset, and
+which claims of the paper hold.
 
-A trial is recognised by its config, whoever ran it. Each preset and precision is a set of measurements of its
-own, so that numbers of a reduced preset never pass for the paper's.
+A trial is recognised by its config. Each preset and precision is a separate set of measurements, so that
+numbers of a reduced preset are never taken for the paper's.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ INITIALIZATION = "initialization"
 
 
 EARLIER_PROTOCOL = "crops padded by zeros, He classifier"
-"""How the default was before today's: its trials say who trains, and not how well.
+"""The default protocol before today's: its trials show who trains, and not how well.
 
-Only what once was the default counts. Trials made to choose it, such as those with reflected crops and a He
+Only a former default counts. Trials that were run to choose one, such as those with reflected crops and a He
 classifier, belong to no cell.
 """
 
@@ -57,7 +57,7 @@ class Probed:
     rows: Sequence[Mapping[str, Any]]
     provenance: Mapping[str, Any]
     networks: int = 1
-    """How many the rows are the mean of."""
+    """Number of networks whose mean the rows are."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class JudgedClaim:
     """Of the paper."""
     statement: str
     criterion: str
-    """What must be so for it to hold."""
+    """The condition under which it holds."""
     needs: str
     """What must be measured to decide it."""
     state: ClaimState
@@ -81,7 +81,7 @@ class JudgedClaim:
 
 @dataclass(frozen=True)
 class Collection:
-    """All that several folders hold."""
+    """What was read from several folders and files."""
 
     trials: tuple[Trial, ...]
     sets: dict[str, tuple[ExhibitCell, ...]]
@@ -92,11 +92,11 @@ class Collection:
 
     @cached_property
     def deciding(self) -> Mapping[str, MeasurementSet]:
-        """What decides claims, the most faithful last.
+        """The sets of measurements that decide claims, the most faithful last.
 
-        On the paper's data, a cell that a preset lacks is taken from a more faithful one; how well it does
-        there is not compared with numbers of this preset, but it says who trains and who fails. Other data
-        stand in for CIFAR-10; they cannot say what holds on CIFAR-100 or ImageNet, too.
+        On the paper's data, a cell that a preset lacks is taken from a more faithful preset. Such a cell
+        shows who trains and who fails; its number is not compared with those of this preset. Other data
+        stand in for CIFAR-10 only, not for CIFAR-100 or ImageNet.
         """
         deciding: dict[str, MeasurementSet] = {}
         faithful: dict[Place, Result] = {}
@@ -114,7 +114,7 @@ class Collection:
         return {"at initialization": MeasurementSet(rows=rows), **dict(reversed(deciding.items()))}
 
     def judge(self, name: str) -> JudgedClaim:
-        """Where the claim of that name stands."""
+        """Whether the claim of that name holds, with the evidence."""
         claim = CLAIMS[name]
         found = {label: claim.check(measurements) for label, measurements in self.deciding.items()}
         evidence = {
@@ -161,7 +161,7 @@ def claims(folders: str | Path | Iterable[str | Path]) -> list[JudgedClaim]:
 
 
 def list_places(folders: str | Path | Iterable[str | Path]) -> list[Path]:
-    """One folder or file, or several, as users name them."""
+    """The paths of one folder or file, or of several."""
     return [Path(each) for each in ([folders] if isinstance(folders, str | Path) else folders)]
 
 
@@ -210,7 +210,7 @@ def fill(planned: Iterable[ExhibitCell], trials: Iterable[Trial]) -> Iterator[Ex
 
 
 def _read_trials(places: Iterable[Path]) -> dict[str, Entry]:
-    """Every trial once, with its curve; one that has a result stands for those that have not."""
+    """Every trial once, with its curve; of several copies, one that has a result."""
     by_id: dict[str, Entry] = {}
     for place in places:
         for trial, curve in _entries(place):

@@ -1,9 +1,9 @@
-"""What every table and figure would take on this machine, estimated in a second.
+"""Estimates how long every table and figure would take on this machine.
 
 A convolution takes a fixed time, and one in proportion to its examples, its pixels and the square of its
-width. So a step of one small network is timed and stands for all others: a deeper one has more such blocks; a
-wider one, or one on larger images, counts as a larger batch. That some schemes are slower is left out.
-Photographs are also decoded, which takes longer than to train on them where the device is fast.
+width. So a step of one small network is timed, and all others are scaled from it: a deeper network has more
+such blocks; a wider one, or one on larger images, counts as a larger batch. Differences between schemes are
+ignored. Photographs must also be decoded, which takes longer than training on them on a fast device.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _NETWORKS = 5
 _SMALLEST_SIDE = 16
 """Pixels from which down a bottleneck ResNet gets no faster: half its feature maps are single pixels."""
 _ROUNDS = 5
-"""Of timing the step, the fastest of which counts: other work on the machine makes single ones slow."""
+"""Rounds of timing the step; the fastest counts, because other work on the machine slows single ones down."""
 
 
 _DECODED = 228
@@ -44,15 +44,15 @@ _DECODED = 228
 
 
 class Timed(NamedTuple):
-    """What is timed."""
+    """The network, data and batch that are timed."""
 
     network: str
     data: str
     batch: int
     fixed: int
-    """Examples that would take the time that does not depend on them."""
+    """The fixed time of a step, as a number of examples."""
     trained: float
-    """Time of the same step of a trial, where this one takes 1."""
+    """Time of the same step within a trial, relative to the timed step."""
 
 
 # Images as small as digits would leave a GPU idle. `fixed` was measured on an AVX2 core at batches of 2, 32
@@ -116,7 +116,7 @@ def count_trials(planned: Iterable[ExhibitCell]) -> dict[TrainConfig, int]:
 
 
 def count_work(config: TrainConfig, kind: str) -> tuple[float, float]:
-    """How many times the blocks of the timed network it has, and which batch of that is as much work."""
+    """The blocks relative to the timed network, and the batch of that network that is as much work."""
     name, data, *_ = _TIMED[kind]
     timed, own = find_architecture(name), find_architecture(config.model.name)
     side = describe(config.data).shape[1]
@@ -128,14 +128,14 @@ def count_work(config: TrainConfig, kind: str) -> tuple[float, float]:
 
 
 def estimate_step(config: TrainConfig, timed: float, kind: str) -> float:
-    """Seconds of a trial's training step where the timed one takes so many."""
+    """Seconds of a trial's training step, if the timed step takes `timed` seconds."""
     _, _, timed_batch, fixed, trained = _TIMED[kind]
     blocks, batch = count_work(config, kind)
     return trained * timed * blocks * (fixed + batch) / (fixed + timed_batch)
 
 
 def decoding_seconds(data: str) -> float:
-    """What the images of an epoch take to be read by all cores."""
+    """Seconds that all cores need to decode the images of an epoch."""
     found = describe(data)
     return 0.0 if found.in_memory else (found.train_size + found.test_size) / (_DECODED * usable_cores())
 

@@ -28,7 +28,7 @@ class Method:
     """As the paper writes it."""
     scheme: str
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    """Of its network, besides the scheme."""
+    """Options of its network, besides the scheme."""
     l2: bool = True
     """Whether it is trained with L2 regularization."""
 
@@ -71,7 +71,7 @@ Curve = Literal["value", "rate"]
 
 @dataclass(frozen=True)
 class Exhibit:
-    """One table or figure: what is trained or probed for it, and the numbers if printed."""
+    """One table or figure: what is trained or probed for it, and the printed numbers, if any."""
 
     name: str
     title: str
@@ -115,7 +115,7 @@ class Exhibit:
 
     @property
     def axis_name(self) -> str:
-        """In words."""
+        """The axis in words."""
         return self.axis.replace("_", " ")
 
 
@@ -131,7 +131,7 @@ def _read_exhibit(name: str, tables: Mapping[str, Mapping[str, Any]]) -> Exhibit
 
 
 def _facts(name: str, tables: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """What a table of the file says, beside its numbers, and where it is like another what that says."""
+    """The entries of a table of the file without its numbers, with those of the table that it is like."""
     own = {key: value for key, value in tables[name].items() if key != "cells"}
     like = _facts(own.pop("like"), tables) if "like" in own else {}
     return {key: value for key, value in like.items() if key not in ("probes", "unprinted")} | own

@@ -1,4 +1,4 @@
-"""What a cell of a table came to, published or measured, and the sets of such results that decide claims."""
+"""Results of the cells of tables and figures, published or measured, and the sets that decide claims."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ BlockRows = Sequence[Mapping[str, float | None]]
 
 @dataclass(frozen=True)
 class MeasurementSet:
-    """All that a claim is checked against: results of training, and networks at initialization by figure."""
+    """What a claim is checked against: results of training, and networks at initialization by figure."""
 
     results: Mapping[Place, Result] = field(default_factory=dict)
     rows: Mapping[str, BlockRows] = field(default_factory=dict)

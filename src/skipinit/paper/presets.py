@@ -21,19 +21,19 @@ AROUND_BEST = (-1, 0, 1)
 AROUND_AND_ABOVE = (-1, 0, 1, 2)
 SPREAD = (-6, -3, 0)
 FEWEST_EPOCHS = 10
-"""Epochs from which on numbers decide claims: before, networks differ in how fast they start."""
+"""The fewest epochs whose numbers decide claims: before, networks differ in how fast they start."""
 
 
 @dataclass(frozen=True)
 class Effort:
-    """What one cell gets."""
+    """How much one cell is trained."""
 
     epochs: int | None = None
     """None: the paper's."""
     rates: tuple[float, ...] | None = None
     """Factors of two from where the paper has its best rate; None: the paper's whole grid."""
     rates_of_failures: tuple[float, ...] | None = None
-    """In place of them where the paper's network failed at every rate: one that fails proves nothing."""
+    """The rates where the paper's network failed at every rate: failing at one rate proves nothing."""
     batch_size: int | None = None
     """In place of the paper's, the rates in proportion to it; None: the paper's."""
     network: str | None = None
@@ -42,7 +42,7 @@ class Effort:
 
 @dataclass(frozen=True)
 class Preset:
-    """One answer to: how long may it take?"""
+    """How much of each table and figure to run."""
 
     name: str
     about: str
@@ -65,11 +65,11 @@ class Preset:
     exhibits: tuple[str, ...] | None = None
     """Which tables and figures; None: all."""
     networks: int | None = None
-    """At initialization, that a figure is the mean of, at most; None: as many as show the law."""
+    """The most networks at initialization that a figure averages; None: as many as show the law."""
     decides: bool = True
-    """Whether its numbers say anything of the paper's claims."""
+    """Whether its numbers decide claims of the paper."""
     figures: Mapping[str, Mapping[int, Effort]] = field(default_factory=dict)
-    """By name, of those over other batch sizes than the rest."""
+    """By name, the figures with batch sizes other than `batch_sizes`."""
     special: Mapping[tuple[str, int], Effort] = field(default_factory=dict)
     """By method and depth, where one cell needs another effort than its depth."""
     omitted: frozenset[tuple[str, int]] = frozenset()
@@ -82,7 +82,7 @@ _SMALLER = Effort(10, AROUND_AND_ABOVE, network="wrn16_4")
 _ALL = (
     Preset(
         "smoke",
-        "seconds: digits, one epoch, one rate, one run of the smallest networks; that it runs, no more",
+        "seconds: digits, one epoch, one rate, one run of the smallest networks; only shows that it runs",
         depths={16: Effort(1, AT_BEST)},
         batch_sizes={64: Effort(1, AT_BEST)},
         imagenet={1024: Effort(1, AT_BEST)},
@@ -127,7 +127,7 @@ _ALL = (
     ),
     Preset(
         "brief",
-        "half an hour on one H200: the tables over depth, 5 epochs at 100 layers, 1 at 1000; who trains",
+        "half an hour on one H200: tables over depth, 5 epochs at 100 layers, 1 at 1000; shows who trains",
         depths={16: Effort(20, AT_BEST), 100: Effort(5, AROUND_BEST), 1000: Effort(1, AT_BEST, SPREAD)},
         batch_sizes={},
         imagenet={},

@@ -1,4 +1,4 @@
-"""Making tables and figures: train what they lack, measure what they need at initialization."""
+"""Make tables and figures: train the trials they lack, measure networks at initialization."""
 
 from __future__ import annotations
 
@@ -113,10 +113,10 @@ def _check_part(
 
 
 class _Beside:
-    """A process that measures networks on a core that training leaves idle; what it does not, is still to do.
+    """A process that measures networks at initialization on a core that training leaves idle.
 
-    Trainings end one by one, and the longest leaves the other cores idle. It begins with the first event of
-    a training: by then it is known that there are data, and that something may be written.
+    Trainings end one by one, and the longest leaves the other cores idle. The process starts with the first
+    event of a training: by then the data were found and the folder can be written.
     """
 
     def __init__(
@@ -138,9 +138,9 @@ class _Beside:
         self.process: subprocess.Popen[bytes] | None = None
 
     def take(self, event: Event) -> None:
-        """Begin, if it has not and is of use; then tell the observer."""
+        """Start the process if it is useful and has not started; then call the observer."""
         if self.useful and self.process is None:
-            # What fails there fails here, too, and is said then.
+            # What fails there fails here, too, with its message.
             quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
             self.process = start_interpreter(self.code, **quiet)
         if self.observer:

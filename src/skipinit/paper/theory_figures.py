@@ -1,6 +1,4 @@
-"""Networks at initialization: Figures 2a, 2b, 2c and 5 against the theory, and what the first loss is made
-of.
-"""
+"""Networks at initialization: Figures 2a, 2b, 2c and 5 against the theory, and the parts of the first loss."""
 
 from __future__ import annotations
 
@@ -55,7 +53,7 @@ class Quantity:
 
 @dataclass(frozen=True)
 class TheoryFigure:
-    """One figure: a network, how many blocks and examples, which curves."""
+    """One figure: its network, number of blocks and examples, and curves."""
 
     title: str
     network: str
@@ -64,7 +62,7 @@ class TheoryFigure:
     scale: Literal["linear", "log"]
     quantities: tuple[Quantity, ...]
     networks: int = 1
-    """How many to average, where one scatters too much to show the law."""
+    """Networks to average, where a single one scatters too much to show the law."""
 
 
 _SKIP = Quantity("skip_variance", "skip path", SKIP, normalized_variance, "ℓ")
@@ -105,7 +103,7 @@ FIGURES: dict[str, TheoryFigure] = {
 
 @dataclass(frozen=True)
 class MeasuredFigure:
-    """The reports of a figure's networks, and what each was fed."""
+    """The reports of a figure's networks, and the inputs of each."""
 
     name: str
     reports: tuple[ProbeReport, ...]
@@ -118,7 +116,7 @@ class MeasuredFigure:
 
     @property
     def conditions(self) -> str:
-        """How many networks, fed what."""
+        """The number of networks and their inputs."""
         count, inputs = len(self.reports), f"{FIGURES[self.name].batch} {self.inputs}"
         return f"one network, {inputs}" if count == 1 else f"mean of {count} networks, {inputs} each"
 
@@ -192,7 +190,7 @@ def measure_figure(
     networks: int = 1,
     after_each: Callable[[], object] = lambda: None,
 ) -> MeasuredFigure:
-    """Build the figure's network, feed it the paper's input, probe it; again for every further network."""
+    """Build the figure's network and probe it with the paper's input, `networks` times."""
     plan, reports = FIGURES[name], []
     draw_batch, inputs = _inputs(name, plan.batch)
     with torch.random.fork_rng(devices=[]):
@@ -206,7 +204,7 @@ def measure_figure(
 
 
 def _inputs(name: str, count: int) -> tuple[Callable[[], Tensor], str]:
-    """What draws a batch, and its name: CIFAR-10 where it is there, else Gaussian images."""
+    """A function that draws a batch, and its name: CIFAR-10 if it is found, otherwise Gaussian images."""
     if name != "figure2c":
         return lambda: torch.randn(count, 100), "Gaussian vectors"
     if find(*(name for form in CIFAR10.forms for name in (form.folder, form.archive))) is None:
@@ -223,7 +221,7 @@ _IMAGES = 4
 def measure_probes(
     names: Iterable[str], folder: Path, seed: int, device: str, most_networks: int | None, progress: bool
 ) -> None:
-    """Measure what is not in the folder yet, or only of fewer networks; each file appears whole."""
+    """Measure what the folder lacks or has of fewer networks; each file is written whole."""
     for name in names:
         path = folder / INITIALIZATION / f"{name}.json"
         # As many as it takes to show the law, or `most_networks`.

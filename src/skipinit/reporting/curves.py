@@ -37,7 +37,7 @@ _STYLE: dict[Any, object] = {
 
 
 def new_panel() -> tuple[Figure, Axes]:
-    """One panel; its inches are few: a phone is 390 pixels wide."""
+    """One panel, small enough to be read on a phone that is 390 pixels wide."""
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(3.9, 3.2), layout="constrained")
         return figure, figure.subplots()
@@ -64,7 +64,7 @@ def render(figure: Figure, id: str, label: str) -> str:
 
 
 def _themed(svg: str) -> str:
-    """Ink as the page's text colour, series as the page's variables, no background."""
+    """Black becomes the page's text colour, series colours its variables; no background."""
     svg = re.sub(r'<g id="[^"]*patch_1">.*?</g>', "", svg, count=1, flags=re.DOTALL)
     svg = re.sub(r"fill: ?#ffffff", "fill: none", svg, flags=re.IGNORECASE)
     for number, color in enumerate(COLORS):
@@ -106,7 +106,7 @@ def draw_sweep(exhibit: Exhibit, metric: Metric, cells: Sequence[ExhibitCell], i
 
 
 def draw_training(cells: Sequence[ExhibitCell], curves: Mapping[str, Sequence[EpochRecord]], id: str) -> str:
-    """Training loss over the epochs of one run of each cell: who falls, who stays flat, who explodes."""
+    """Training loss over the epochs of one run of each cell; runs that explode end in an arrow."""
     figure, axes = new_panel()
     trials = {cell.method.name: trial for cell in cells if (trial := cell.shown_trial)}
     length = max(trial.config.epochs for trial in trials.values())

@@ -1,4 +1,4 @@
-"""The report: one HTML file with everything in it, made from what folders hold and the paper printed."""
+"""The report: one HTML file with the results of folders beside the paper's numbers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .curves import GLANCE, SHORT, draw_probe, draw_sweep, draw_training, draw_w
 from .tables import ResultTable, conditions, make_table
 
 _WATCHED = 12
-"""Watched trainings that the page shows: a picture has some 20 kB."""
+"""The most watched trainings that the page shows: a picture has some 20 kB."""
 
 
 @system_errors_explained()
@@ -71,7 +71,7 @@ class Section:
     tables: list[ResultTable]
     pictures: list[Picture]
     command: str
-    """What measures it."""
+    """The command that measures it."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Origin:
 
 
 def make_page(collection: Collection, seen: Sequence[WatchReport] = ()) -> str:
-    """The page as text, with what was seen of watched trainings."""
+    """The page as text; `seen` are the reports of watched trainings."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("skipinit.reporting", "template"),
         autoescape=True,
@@ -116,7 +116,7 @@ def make_page(collection: Collection, seen: Sequence[WatchReport] = ()) -> str:
 
 
 def _glance(collection: Collection) -> list[Picture]:
-    """What a reader should see first: the trainings of Table 1 by depth, and variances over theory."""
+    """The opening pictures: trainings of Table 1 by depth, and variances beside theory."""
     table, pictures = EXHIBITS["table1"], []
     for depth in sorted({at for _, at in table.cells}):
         sets = [
@@ -154,7 +154,7 @@ def _powers(text: str) -> markupsafe.Markup:
 
 
 def _command(names: str, preset: str) -> str:
-    """What makes tables and figures."""
+    """The command that makes tables and figures."""
     return f"skipinit reproduce {names} --preset {preset} --out results"
 
 

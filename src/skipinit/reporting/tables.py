@@ -25,10 +25,10 @@ _FAILS = "fails"
 
 @dataclass(frozen=True)
 class Comparison:
-    """How a measured cell stands to the published one."""
+    """How a measured cell compares with the published one."""
 
     agreement: Agreement
-    """On the number where both train, else on who trains and who fails."""
+    """On the number if both train, otherwise on who trains and who fails."""
     training: Agreement
     """On who trains and who fails alone."""
     words: str
@@ -86,7 +86,7 @@ def _compare_numbers(published: Result, measured: Result, cell: ExhibitCell) -> 
 
 @dataclass(frozen=True)
 class TableRow:
-    """One cell."""
+    """One row: a method at one depth or batch size."""
 
     method: str
     at: int
@@ -107,13 +107,13 @@ class ResultTable:
     label: str
     """Of the set of measurements."""
     conditions: str
-    """Data, network, epochs and precision: what a reader must know before comparing."""
+    """Data, network, epochs and precision."""
     groups: Mapping[str, tuple[TableRow, ...]]
     """By the label of the method."""
 
     @property
     def title(self) -> str:
-        """What it shows."""
+        """The title of the exhibit, with the metric where there are two."""
         words = {"test_accuracy": "test accuracy", "train_loss": "training loss"}[self.metric]
         return f"{self.exhibit.title}: {words}" if len(self.exhibit.metrics) > 1 else self.exhibit.title
 
@@ -129,7 +129,7 @@ class ResultTable:
 
     @property
     def failed(self) -> list[str]:
-        """Who failed where: what a curve cannot show."""
+        """Which methods failed where; a curve cannot show it."""
         places = {
             label: ", ".join(str(row.at) for row in rows if row.measured == _FAILS)
             for label, rows in self.groups.items()
@@ -168,7 +168,7 @@ def _rows(
 
 
 def conditions(exhibit: Exhibit, cells: list[ExhibitCell]) -> str:
-    """What the cells were trained on and for how long."""
+    """Data, width, epochs, batch size and precision of the cells, in words."""
     configs = [cell.config for cell in cells]
     epochs = sorted({config.epochs for config in configs})
     batches = sorted({config.batch_size for config in configs})

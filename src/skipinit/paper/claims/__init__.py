@@ -1,4 +1,4 @@
-"""The statements of the paper that measurements can contradict, as data; each one knows how to be checked.
+"""The statements of the paper that measurements can contradict, as data, with the rules that check them.
 
 One file per subject holds the claims. Their rules are in `points` (method against method), `series` (along
 depth or batch size) and `claim` (networks at initialization).

@@ -19,7 +19,7 @@ ClaimState = Literal["does not hold", "holds", "not measured yet"]
 
 @dataclass(frozen=True)
 class Finding:
-    """What measurements say of a claim, and the numbers that say it, in words."""
+    """Whether a claim holds in measurements, and the numbers that show it, in words."""
 
     state: ClaimState
     words: str
@@ -36,7 +36,10 @@ def missing(what: str) -> Finding:
 
 
 def all_of(findings: Iterable[Finding]) -> Finding:
-    """One contradiction refutes, whatever is missing; else that leaves it open. What decides comes first."""
+    """One contradiction refutes, whatever is missing; otherwise what is missing leaves it open.
+
+    The findings that decide come first.
+    """
     order: tuple[ClaimState, ...] = ("does not hold", "not measured yet", "holds")
     ranked = sorted(findings, key=lambda each: order.index(each.state))
     state = ranked[0].state
@@ -53,7 +56,7 @@ class Rule:
     needs: str
     """What of it must be measured."""
     criterion: str
-    """What must be so, with our reading of words like `similar`."""
+    """The condition, with our reading of words like `similar`."""
     judge: Callable[[MeasurementSet], Finding]
 
 
@@ -63,7 +66,7 @@ class Claim:
 
     section: str
     statement: str
-    """In our words."""
+    """In our words; it can be read alone."""
     rules: tuple[Rule, ...]
     """It holds if all of them do."""
 
@@ -96,8 +99,9 @@ Law = Callable[[float], float]
 """What a quantity of block l should be."""
 
 APPROXIMATELY = 0.1
-"""Mean relative deviation over the blocks that still is `approximately equal`."""
+"""The largest mean relative deviation over the blocks that counts as `approximately equal`."""
 FEWEST_BLOCKS = 10
+"""Rows that a law is judged over, at least."""
 
 
 def _over_rows(

@@ -1,7 +1,7 @@
 """Rules that compare methods at one depth or batch size after the other.
 
-Where the paper speaks of all batch sizes in a range, that is a `Span`, and those count that were measured;
-where it names depths or batch sizes, every one of them is needed.
+A `Span` is for statements about all batch sizes in a range: those that were measured count. Where the paper
+names depths or batch sizes, every one of them is needed.
 """
 
 from __future__ import annotations
@@ -58,7 +58,10 @@ def located(criterion: str, exhibit: str, at: At, metric: Metric) -> str:
 
 
 def still_open(results: Mapping[str, Result], how_well: bool = True) -> Finding | None:
-    """What is to be measured before these decide; `how_well` and not only whether they train."""
+    """What must be measured before these results decide, or None.
+
+    `how_well`: the rule compares numbers or rates, not only whether a network trains.
+    """
     for name, result in results.items():
         if result.failed and len(result.tried) < FEWEST_RATES:
             return missing(f"{name} at {FEWEST_RATES} rates or more; {result}")
@@ -116,12 +119,12 @@ def _says_whether(trained: bool, exhibit: str, method: str, at: At, criterion: s
 
 
 def trains(exhibit: str, method: str, at: At) -> Rule:
-    """Some rate leaves chance behind."""
+    """The method is above chance at some rate."""
     return _says_whether(True, exhibit, method, at, f"{method} is above chance at some rate")
 
 
 def fails(exhibit: str, method: str, at: At) -> Rule:
-    """At chance at every rate."""
+    """The method is at chance at every rate."""
     criterion = f"{method} is at chance at every rate tried, {FEWEST_RATES} or more"
     return _says_whether(False, exhibit, method, at, criterion)
 
