@@ -202,6 +202,22 @@ def test_a_figure_says_who_failed() -> None:
     assert "No normalization fails at 256" in page.text
 
 
+def test_a_method_has_one_colour_in_all_figures(text: str) -> None:
+    """Its legend entry is drawn in the colour of its curve, the text after it."""
+    colours: dict[str, set[str]] = {}
+    for name in ("figure3", "figure4", "figure7"):
+        for svg in re.findall(
+            rf'<svg class="plot"[^>]*aria-label="Figure {name[-1]}.*?</svg>', text, re.DOTALL
+        ):
+            legend = svg[svg.index('-legend_1"') :]
+            for part, label in re.findall(r"(.*?)<text[^>]*>([^<]+)</text>", legend, re.DOTALL):
+                (colour,) = set(re.findall(r"stroke: (var\(--series-\d\))", part))
+                colours.setdefault(label, set()).add(colour)
+    assert set(colours) == {"batch norm", "SkipInit (α = 0)", "Regularized SkipInit", "no normalization"}
+    assert all(len(found) == 1 for found in colours.values())
+    assert len(set.union(*colours.values())) == 4
+
+
 def test_a_sweep_that_is_not_over_has_a_page() -> None:
     """Of one cell no trial has ended yet."""
     begun = [

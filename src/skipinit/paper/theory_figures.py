@@ -1,4 +1,4 @@
-"""Networks at initialization: Figures 2a, 2b, 2c and 5 against the theory, and the parts of the first loss."""
+"""Networks at initialization: Figures 2a, 2b, 2c and 5 beside the theory, and the parts of the first loss."""
 
 from __future__ import annotations
 

@@ -82,6 +82,10 @@ GLANCE = ("batchnorm", "skipinit", "skipinit alpha=1", "divide-sqrt2")
 """The methods whose training the page opens with: two that train at any depth, two that do not."""
 
 
+_OVER_BATCH_SIZE = ("batchnorm", "skipinit", "regularized-skipinit", "none")
+"""Every method of the figures over batch size, in the order of their colours: the same in each figure."""
+
+
 def draw_sweep(exhibit: Exhibit, metric: Metric, cells: Sequence[ExhibitCell], id: str) -> list[str]:
     """A panel for each curve of the figure, against batch size on log axes."""
     mine = [cell for cell in cells if cell.exhibit.name == exhibit.name and metric in cell.results]
@@ -89,10 +93,10 @@ def draw_sweep(exhibit: Exhibit, metric: Metric, cells: Sequence[ExhibitCell], i
     for curve in exhibit.curves:
         name = _METRIC[metric] if curve == "value" else "best learning rate"
         figure, axes = new_panel()
-        for color, method in zip(COLORS, exhibit.methods, strict=False):
+        for method in exhibit.methods:
             results = {cell.at: cell.results[metric] for cell in mine if cell.method.name == method}
             trained = {at: _point(each, curve) for at, each in sorted(results.items()) if not each.failed}
-            _draw_curve(axes, trained, color, SHORT[method])
+            _draw_curve(axes, trained, COLORS[_OVER_BATCH_SIZE.index(method)], SHORT[method])
         _batch_axis(axes, sorted({cell.at for cell in mine}))
         axes.set_ylabel(name)
         if curve == "rate":
