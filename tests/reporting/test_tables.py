@@ -127,7 +127,7 @@ def test_one_rate_has_no_ends() -> None:
         table = table_of(make_collection(each for each in made if each.config.lr in rates))
         return {row.measured_rate for rows in table.groups.values() for row in rows if row.measured_rate}
 
-    assert shown({0.25}) == {"2^-2, the only one tried"}
+    assert shown({0.25}) == {"2^-2, only rate"}
     assert all(rate.endswith(", end of grid") for rate in shown({0.25, 0.5}))
 
 

@@ -208,5 +208,5 @@ def _rate(result: Result | None) -> str:
         return ""
     bar = "" if rate.low == rate.high else f" ({rate_text(rate.low)} to {rate_text(rate.high)})"
     tried = result.tried if result else ()
-    edge = ", the only one tried" if len(tried) == 1 else ", end of grid" if rate.at_edge else ""
+    edge = ", only rate" if len(tried) == 1 else ", end of grid" if rate.at_edge else ""
     return f"{rate}{bar}{edge}"
