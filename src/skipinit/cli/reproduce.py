@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -104,10 +105,16 @@ def claims(folders: Folders = (), json_: Json = False) -> None:
         found = [each for each in judged if each.state == state]
         console.print(f"[{color}]{state}: {len(found)}[/]")
         for each in found:
-            console.print(f"  {each.statement} (section {each.section})", markup=False)
-            evidence = [f"    {label}: {one.state}. {one.words}" for label, one in each.evidence.items()]
-            for line in reversed(evidence or [f"    needs {each.needs}"]):
-                console.print(line, style="dim", markup=False)
+            statement = f"{each.statement} (section {each.section})"
+            console.print(_indented(statement, 2, console.width), markup=False)
+            evidence = [f"{label}: {one.state}. {one.words}" for label, one in each.evidence.items()]
+            for text in reversed(evidence or [f"needs {each.needs}"]):
+                console.print(_indented(text, 4, console.width), style="dim", markup=False)
+
+
+def _indented(text: str, indent: int, width: int) -> str:
+    space = " " * indent
+    return textwrap.fill(text, width, initial_indent=space, subsequent_indent=space, break_long_words=False)
 
 
 def _print_list(device: str) -> None:
