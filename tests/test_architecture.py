@@ -105,20 +105,20 @@ def test_benchmarks_import_what_there_is(path: Path) -> None:
         assert part or hasattr(home, name), f"{home.__name__} has no {name}"
 
 
-def test_public_names_exist() -> None:
+@pytest.mark.parametrize("name", ["skipinit", "skipinit.data"])
+def test_public_names_exist(name: str) -> None:
     """And only they: the names that type checkers see are those that load."""
-    import skipinit
-
-    assert all(getattr(skipinit, name) is not None for name in skipinit.__all__)
-    tree = ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8"))
+    package = import_module(name)
+    assert all(getattr(package, public) is not None for public in package.__all__)
+    tree = ast.parse(Path(package.__file__ or "").read_text(encoding="utf-8"))
     checked, _ = (node for node in tree.body if isinstance(node, ast.If))
     for_type_checkers = {alias.name for node in checked.body for alias in node.names}
-    assert for_type_checkers | {"__version__"} == set(skipinit.__all__) == {*skipinit._HOME, "__version__"}
+    assert for_type_checkers == {*package._HOME} == {*package.__all__} - {"__version__"}
     (exported,) = (
         node.value
         for node in tree.body
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
     )
-    assert ast.literal_eval(exported) == skipinit.__all__, "mypy --strict takes other names as private"
+    assert ast.literal_eval(exported) == package.__all__, "mypy --strict takes other names as private"
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        _ = skipinit.nothing
+        _ = package.nothing

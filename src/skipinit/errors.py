@@ -96,6 +96,10 @@ def system_error(
     return DataError(f"{path or error.filename or 'a file'}: cannot be {refused} ({reason}); {advice}")
 
 
+# How torch says so of a GPU, of the host, and of a size that 64 bits cannot count.
+_NO_MEMORY = ("out of memory", "can't allocate memory", "Storage size calculation overflowed")
+
+
 @contextmanager
 def system_errors_explained() -> Iterator[None]:
     """Turn system errors into one line. Decorates the functions that users call.
@@ -110,8 +114,6 @@ def system_errors_explained() -> Iterator[None]:
     except OSError as error:
         raise system_error(error) from error
     except (MemoryError, RuntimeError) as error:
-        # torch raises OutOfMemoryError for a full GPU, but a plain RuntimeError if the host has no memory.
-        said = str(error).lower()
-        if isinstance(error, RuntimeError) and "can't allocate memory" not in said and "overflow" not in said:
+        if isinstance(error, RuntimeError) and not any(words in str(error) for words in _NO_MEMORY):
             raise
         raise SkipinitError("out of memory; use a smaller network or batch") from error

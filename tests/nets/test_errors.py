@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from skipinit import ConfigError, ModelConfig, TheoryConfig, create_model, describe, list_models, list_schemes
-from skipinit.errors import SkipinitError
+from skipinit.errors import SkipinitError, system_errors_explained
 from skipinit.nets.create import build
 
 
@@ -121,6 +121,21 @@ def test_what_is_no_config_is_refused(function: Callable[[object], object], conf
 def test_more_classes_than_torch_can_count_are_too_large_for_the_memory() -> None:
     with pytest.raises(SkipinitError, match="out of memory"):
         describe(ModelConfig("wrn10_1", num_classes=2**62))
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), SkipinitError),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate"), SkipinitError),
+        (MemoryError(), SkipinitError),
+        (RuntimeError("value cannot be converted to type int without overflow"), RuntimeError),
+    ],
+)
+def test_only_a_lack_of_memory_is_called_one(error: Exception, raised: type[Exception]) -> None:
+    with pytest.raises(Exception, match=r"memory|overflow") as caught, system_errors_explained():
+        raise error
+    assert type(caught.value) is raised
 
 
 def test_an_unknown_theory_network_in_a_config() -> None:

@@ -42,14 +42,32 @@ _HOME = {
     "open_folder": "photographs",
     "standardize": "augment",
 }
-__all__ = list(_HOME)
+# Written out for type checkers, which do not evaluate expressions.
+__all__ = [
+    "DATA_SETS",
+    "CentreCrop",
+    "DataSet",
+    "EpochPlan",
+    "ImageFolder",
+    "ImageSet",
+    "RandomCrop",
+    "crop_flip",
+    "describe",
+    "epoch_plan",
+    "folder_batches",
+    "load",
+    "open_folder",
+    "standardize",
+]
 
 
-def __getattr__(name: str) -> object:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    need("lab", f"{__name__}.{name}")
-    return getattr(import_module(f".{_HOME[name]}", __name__), name)
+if not TYPE_CHECKING:  # with it, type checkers would accept every name
+
+    def __getattr__(name: str) -> object:
+        if name not in _HOME:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        need("lab", f"{__name__}.{name}")
+        return getattr(import_module(f".{_HOME[name]}", __name__), name)
 
 
 def __dir__() -> list[str]:

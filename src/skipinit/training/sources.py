@@ -112,10 +112,8 @@ def _score(run: Run, batches: Iterator[Batch]) -> Tensor:
     run.prepare_weights()
     score = torch.zeros(2, device=device, dtype=torch.float64)
     for images, labels in batches:
-        if (
-            not len(labels) and not run.scores_by_batch
-        ):  # more processes than images: not every model takes none
-            continue
+        if not len(labels) and not run.scores_by_batch:
+            continue  # More processes than images, and not every model takes an empty batch.
         with run.arithmetic(), run.randomness():
             logits = run.model(run.world.lay_out(standardize(images.to(device)))).float()
         here = labels.to(device)
