@@ -322,6 +322,8 @@ def test_a_process_without_a_part_of_the_test_set_adds_nothing_to_the_score() ->
 def test_variables_of_torchrun_that_are_incomplete_are_refused(
     variables: dict[str, str], lacks: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)  # another test's trainer may have set it
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match=f"WORLD_SIZE is '.', but {lacks}; start with torchrun"):
