@@ -66,7 +66,7 @@ MODELS = {
     "fc is quantized": (lambda: quiet(quantized), IMAGES),
     "fc.weight is quantized (int8)": (with_integer_weights, IMAGES),
     "conv1.weight is on the meta device": (on_meta, IMAGES),
-    "fc.weight has no shape yet": (lazy, IMAGES),
+    "fc.weight has no size yet": (lazy, IMAGES),
     "is a compiled model": (lambda: torch.compile(ResNet18(), backend="eager"), IMAGES),
     "wraps a model": (lambda: nn.DataParallel(ResNet18()), IMAGES),
     "cannot be copied (a lock cannot be copied)": (Uncopyable, IMAGES),

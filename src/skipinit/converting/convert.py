@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
 from ..errors import ConfigError, SkipinitError, one_line
 from ..probing.adds import BRANCH_SCALAR
@@ -182,8 +181,6 @@ def _check_convertible(model: nn.Module) -> None:
             here = f"{name}: {path or 'the model itself'}"
             raise ConfigError(f"{here} is quantized; convert the floating-point model, then quantize that")
     for path, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if is_lazy(tensor):
-            raise ConfigError(f"{name}: {path} has no shape yet; run the model on a batch once, then convert")
         if tensor.is_meta:
             raise ConfigError(
                 f"{name}: {path} is on the meta device and has no values; "
