@@ -194,14 +194,7 @@ def in_a_compiled_function(model):
 def test_compiled_functions_hide_no_block(compiled):
     def run(model):
         torch._dynamo.reset()
-        call, optimizer, losses = compiled(model), sgd(model), []
-        for _ in range(3):
-            optimizer.zero_grad()
-            loss = F.cross_entropy(call(BATCH), TARGETS)
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
-        return losses
+        return train(compiled(model), sgd(model))
 
     eager, model, plain = make(), make(), make()
     with watch(eager, every=2) as wanted:
