@@ -85,6 +85,8 @@ def test_the_last_of_more_values_than_32_bits_can_number_is_convolved_like_a_fir
         assert torch.equal(found[-1:], convolve_3x3(one, weight, to_input))
         assert not found[:-1].any()
         del found
+    # Tensor cores cut off what does not fit into a sum, 3e-4 over the whole image: a short sum is left.
+    many[-1, :, :-2] = one[:, :, :-2] = 0
     expected = weight_gradient_3x3(one, one).double()  # the others are 0, and only the order of sums differs
     assert _error(weight_gradient_3x3(many, many), expected) < 1e-5
 

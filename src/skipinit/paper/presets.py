@@ -142,7 +142,10 @@ _ALL = (
             100: Effort(10, AT_BEST, AROUND_BEST),
             1000: Effort(10, AT_BEST, SPREAD),
         },
-        batch_sizes={b: Effort(20, AROUND_AND_ABOVE) for b in (16, 32, 64, 256, 1024, 4096, 8192)},
+        batch_sizes={
+            4: Effort(20, AROUND_BEST),
+            **{b: Effort(20, AROUND_AND_ABOVE) for b in (16, 32, 64, 256, 1024, 4096, 8192)},
+        },
         imagenet={256: Effort(1, AT_BEST)},
         seeds=1,
         precision="bfloat16",

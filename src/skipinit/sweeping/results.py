@@ -8,6 +8,9 @@ appendix B). Where it gives none, they are:
 - A run whose loss was not finite counts as chance: accuracy 100 / classes, loss ln(classes).
 - A run is at chance up to 1.5 times chance accuracy, more than an untrained network reaches by luck (for
   10,000 test images and 100 classes that is 5 standard deviations). A cell failed if all its runs are.
+- If rates have unequal numbers of runs, one with fewer is the best only if its mean is better by more than
+  two standard deviations than the best mean of the most runs, or if some of those are at chance. Otherwise
+  one lucky run would replace the mean of many.
 - If means are equal, the smaller rate is the best. Without a standard deviation (one run) only equal means
   are within the error bar. The bar is a span: rates inside may be further away than one deviation.
 """
@@ -94,6 +97,9 @@ class Rate:
     runs: int
     """Results at this rate, of which `kept` count."""
     at_chance: bool
+    """Every run."""
+    stable: bool
+    """No run that is kept is at chance."""
 
 
 @dataclass(frozen=True)
@@ -122,17 +128,37 @@ def summarize(runs: Iterable[Run], metric: Metric, trim: Trim, grid: Iterable[fl
     failed = bool(rates) and all(rate.at_chance for rate in rates)
     if failed or not rates:
         return Cell(metric, rates, failed, None, None, None, None)
-    sign = -1 if metric == "test_accuracy" else 1
-    best = min(rates, key=lambda rate: (sign * rate.mean, rate.lr))
+    best = _best(rates, metric)
     near = [rate.lr for rate in rates if abs(rate.mean - best.mean) <= (best.std or 0.0)]
     return Cell(metric, rates, False, best, min(near), max(near), _edge(best.lr, {*grid, *by_rate}))
 
 
 def _rate(lr: float, runs: Sequence[Run], metric: Metric, trim: Trim) -> Rate:
     counted = sorted(runs, key=lambda run: run.seed)[: trim.of]
-    values = sorted((run.value(metric) for run in counted), reverse=metric == "test_accuracy")[: trim.best]
-    std = stdev(values) if len(values) > 1 else None
-    return Rate(lr, fmean(values), std, len(values), len(runs), all(run.at_chance for run in runs))
+    ranked = sorted(counted, key=lambda run: run.value(metric), reverse=metric == "test_accuracy")
+    kept = ranked[: trim.best]
+    values = [run.value(metric) for run in kept]
+    return Rate(
+        lr,
+        mean=fmean(values),
+        std=stdev(values) if len(values) > 1 else None,
+        kept=len(kept),
+        runs=len(runs),
+        at_chance=all(run.at_chance for run in runs),
+        stable=not any(run.at_chance for run in kept),
+    )
+
+
+def _best(rates: Sequence[Rate], metric: Metric) -> Rate:
+    sign = -1 if metric == "test_accuracy" else 1
+
+    def order(rate: Rate) -> tuple[float, float]:
+        return sign * rate.mean, rate.lr
+
+    first, most = min(rates, key=order), max(rate.kept for rate in rates)
+    thorough = min((rate for rate in rates if rate.kept == most), key=order)
+    alike = abs(first.mean - thorough.mean) <= 2 * (thorough.std or 0.0)
+    return thorough if alike and thorough.stable else first
 
 
 def _edge(lr: float, grid: set[float]) -> Literal["low", "high", "only"] | None:
