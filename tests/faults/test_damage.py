@@ -18,6 +18,7 @@ from skipinit.cli import main
 from skipinit.config import ModelConfig, TrainConfig
 from skipinit.errors import SkipinitError
 from skipinit.nets.create import from_pretrained
+from skipinit.sweeping import database
 from skipinit.sweeping.exchange import read_results
 from skipinit.sweeping.single import train
 from skipinit.sweeping.trained import evaluate
@@ -140,6 +141,20 @@ def test_a_damaged_definition_that_is_no_text_is_named(whole: Path, tmp_path: Pa
     path.write_bytes(content.replace(b"CREATE TABLE trials (", b"CREATE TABLE tr\x89als )"))
     with pytest.raises(SkipinitError, match="damaged"):
         skipinit.results(tmp_path / "run")
+
+
+def test_a_length_that_cannot_be_is_named(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQLite refuses to read more than its limit, of a gigabyte or, here, of 100 bytes."""
+    connect = database._connect
+
+    def connect_limited(address: str) -> sqlite3.Connection:
+        connection = connect(address)
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 100)
+        return connection
+
+    monkeypatch.setattr(database, "_connect", connect_limited)
+    with pytest.raises(SkipinitError, match="damaged"):
+        skipinit.results(whole / "run")
 
 
 @pytest.mark.parametrize("number", [1, 2])

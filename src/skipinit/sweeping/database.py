@@ -257,6 +257,7 @@ _REASONS = {
     sqlite3.SQLITE_BUSY: "another program keeps it locked; close that one and try again",
     sqlite3.SQLITE_NOTADB: "not a sweep store; it was written by another program",
     sqlite3.SQLITE_CORRUPT: _DAMAGED,
+    sqlite3.SQLITE_TOOBIG: _DAMAGED,  # a length in the file, of a definition or a value, that cannot be
 }
 
 
