@@ -160,6 +160,18 @@ def test_wrong_flags(flags: dict[str, Any], words: str, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("part", [{"methods": ["skipinit"]}, {"at": [16]}])
+def test_a_part_of_what_is_not_trained_is_refused(part: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="choose trainings, and what was named has none"):
+        skipinit.reproduce("figure5", tmp_path / "out", preset="smoke", **part)
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_is_not_trained_counts_no_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reproduce", "figure5", "--preset", "smoke", "--out", str(tmp_path)]) == 0
+    assert "networks at initialization were measured" in capsys.readouterr().out
+
+
 def test_a_table_that_the_preset_lacks_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"demo has nothing of table2; smoke, quick, reduced, paper have"):
         skipinit.reproduce(["table1", "table2"], tmp_path / "out", preset="demo")

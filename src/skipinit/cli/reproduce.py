@@ -76,7 +76,10 @@ def reproduce(
         device=device,
         time_limit=None if time_limit is None else read_seconds(time_limit),
     )
-    print(f"{outcome.results} results, {outcome.failures} failures, {outcome.left} left in {out}")
+    if outcome.trials:
+        print(f"{outcome.results} results, {outcome.failures} failures, {outcome.left} left in {out}")
+    else:
+        print(f"networks at initialization were measured; in {out}")
     if outcome.left:
         print("run the same command again to resume", file=sys.stderr)
         return 0 if time_limit else INTERRUPTED

@@ -100,6 +100,8 @@ def _check_part(
     planned: Sequence[ExhibitCell], preset: str, methods: Sequence[str], at: Sequence[int]
 ) -> None:
     """Refuse a method, depth or batch size that none of the cells has."""
+    if not planned and (methods or at):
+        raise ConfigError("methods, depths and batch sizes choose trainings, and what was named has none")
     known = list(dict.fromkeys(cell.method.name for cell in planned))
     places = [str(place) for place in sorted({cell.at for cell in planned})]
     for what, given, there in (
@@ -107,7 +109,7 @@ def _check_part(
         ("depth or batch size", [*map(str, at)], places),
     ):
         for each in given:
-            if there and each not in there:
+            if each not in there:
                 listed = ", ".join(there)
                 raise ConfigError(f"{what} {each} is not among the cells of preset {preset}: {listed}")
 

@@ -177,7 +177,8 @@ def _advise(report: ProbeReport, growth: Growth, share: float) -> str:
         blocks = report.num_blocks
         return (
             "Advice: scale each branch by a learned scalar that starts at 0 (SkipInit) or at most "
-            f"1/sqrt({blocks}) = {blocks**-0.5:.2g}, or normalize it: deep networks do not train without."
+            f"1/sqrt({blocks}) = {blocks**-0.5:.2g}, or normalize it; without either, deep networks do not "
+            "train."
         )
     if growth.law == "exponential" and (growth.rate or 1) <= 1 / EXPLODING_FROM:
         return (

@@ -177,7 +177,7 @@ def _section(exhibit: Exhibit, collection: Collection) -> Section:
         cells[0].preset.name
         for cells in collection.sets.values()
         if not exhibit.metrics or any(cell.exhibit == exhibit for cell in cells)
-    ] or ["quick"]
+    ] or ["reduced" if exhibit.data == "imagenet" else "quick"]  # digits say nothing of ImageNet
     tables = [
         table
         for metric in exhibit.metrics

@@ -66,6 +66,11 @@ class Outcome:
     left: int
     """Trials without a result."""
 
+    @property
+    def trials(self) -> int:
+        """All of them."""
+        return self.results + self.failures + self.left
+
 
 @system_errors_explained()
 def sweep(
