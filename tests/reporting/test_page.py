@@ -165,6 +165,21 @@ def test_the_opening_says_who_trains_who_stays_and_who_explodes() -> None:
     assert text.count("trains: batch norm, SkipInit (α = 0)") == 3
 
 
+def test_the_opening_shows_the_most_faithful_set_and_what_fails_in_others() -> None:
+    def scores(cell: ExhibitCell) -> Scores:
+        return None if cell.method.name == "skipinit alpha=1" else (90.0, 0.1)
+
+    made = trials("reduced", scores, names=("table1",))
+    long = [each for each in made if each.state != "diverged"]
+    short, digits = (trials(preset, scores, names=("table1",)) for preset in ("brief", "demo"))
+    page = Page(make_page(make_collection([*long, *short]))).text
+    assert "reduced · data cifar10 · width 2 · 10 epochs" in page
+    assert "bfloat16; SkipInit from α = 1: brief · data cifar10 · width 2 · 1 epoch" in page
+    assert page.count("explodes: SkipInit from α = 1") == 3
+    page = Page(make_page(make_collection([*long, *digits]))).text
+    assert "explodes: SkipInit" not in page, "digits say nothing of a network on CIFAR-10"
+
+
 def test_curves_are_drawn_whole(tmp_path: Path) -> None:
     """Eight epochs of one run are eight points of its line; an exploded run has none, and an arrow."""
     made = list(trials("demo", lambda _: (90.0, 0.1), names=("table1",)))

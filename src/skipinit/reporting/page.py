@@ -16,6 +16,7 @@ import markupsafe
 from .. import __version__
 from ..errors import ConfigError, system_errors_explained
 from ..files import write_whole
+from ..paper.cells import ExhibitCell
 from ..paper.claims import CLAIMS
 from ..paper.claims.claim import ClaimState
 from ..paper.collect import Collection, JudgedClaim, collect, list_places
@@ -119,20 +120,19 @@ def _glance(collection: Collection) -> list[Picture]:
     """The opening pictures: trainings of Table 1 by depth, and variances beside theory."""
     table, pictures = EXHIBITS["table1"], []
     for depth in sorted({at for _, at in table.cells}):
-        sets = [
-            {cell.method.name: cell for cell in cells if cell.exhibit == table and cell.at == depth}
-            for cells in reversed(collection.sets.values())
-        ]
-        # The set that shows most of them; of several the most faithful.
-        shown = [[cells[name] for name in GLANCE if name in cells and cells[name].ending] for cells in sets]
-        if found := max(shown, key=len, default=[]):
+        if found := _opening_cells(collection, table, depth):
             endings = [
                 f"{ending}: {', '.join(SHORT[cell.method.name] for cell in found if cell.ending == ending)}"
                 for ending in dict.fromkeys(cell.ending for cell in found)
             ]
-            words = f"{found[0].label} · {conditions(table, found)}"
+            by_label: defaultdict[str, list[ExhibitCell]] = defaultdict(list)
+            for cell in sorted(found, key=lambda cell: cell.ending != "trains"):
+                by_label[cell.label].append(cell)
+            first, *others = (f"{label} · {conditions(table, cells)}" for label, cells in by_label.items())
+            names = [", ".join(SHORT[cell.method.name] for cell in cells) for cells in by_label.values()]
+            lent = [f"{methods}: {words}" for methods, words in zip(names[1:], others, strict=True)]
             panel = draw_training(found, collection.curves, f"training-{depth}")
-            pictures.append(Picture(f"{depth} layers", words, [panel], endings))
+            pictures.append(Picture(f"{depth} layers", "; ".join([first, *lent]), [panel], endings))
     titles = {
         "figure2a": "At the start, without normalization",
         "figure2b": "At the start, with batch norm",
@@ -143,6 +143,28 @@ def _glance(collection: Collection) -> list[Picture]:
             panel = draw_probe(probed, f"glance-{name}")
             pictures.append(Picture(title, f"points measured, lines theory · {probed.inputs}", [panel]))
     return pictures
+
+
+def _opening_cells(collection: Collection, table: Exhibit, depth: int) -> list[ExhibitCell]:
+    """The cells of one set of measurements, the one where most networks train; of several the most faithful.
+
+    What fails may be another set's: it fails sooner, and is rarely trained for long.
+    """
+    sets = [
+        {
+            cell.method.name: cell
+            for cell in cells
+            if cell.exhibit == table and cell.at == depth and cell.method.name in GLANCE and cell.ending
+        }
+        for cells in reversed(collection.sets.values())
+    ]
+    shown = max(sets, key=lambda cells: sum(cell.ending == "trains" for cell in cells.values()), default={})
+    data = {cell.config.data for cell in shown.values()}
+    for cells in sets:
+        failing = {name: cell for name, cell in cells.items() if cell.ending != "trains"}
+        if {cell.config.data for cell in failing.values()} <= data:
+            shown = failing | shown
+    return [shown[name] for name in GLANCE if name in shown]
 
 
 def _powers(text: str) -> markupsafe.Markup:
