@@ -141,6 +141,21 @@ def test_depths_that_tell_nothing_say_why():
     assert "is 0 at depth 2: no signal is left there" in str(silent)
 
 
+class DroppingChain(Chain):
+    """x + f(x); in training each block is left out with probability 1/2."""
+
+    def forward(self, x):
+        for layer in self.layers:
+            if not (self.training and torch.rand(()) < 0.5):
+                x = x + layer(x)
+        return x
+
+
+def test_no_layer_is_dropped():
+    check = depth_check(lambda depth: DroppingChain(depth, None), [4, 8, 16], VECTORS)
+    assert [row.blocks for row in check.rows] == [4, 8, 16]
+
+
 def test_infinite_depth_is_named():
     check = depth_check(factory("fc_linear"), [4, 300], VECTORS)
     assert "NaN or infinity appears at depth 300" in str(check)
@@ -155,6 +170,11 @@ def test_infinite_depth_is_named():
         (factory("fc_linear"), "48", "depths='48' is not allowed"),
         (lambda depth: depth, [3], r"factory\(3\) returned a int"),
         (lambda depth: torch.nn.Linear(100, 100), [3], r"factory\(3\): Linear has no residual add"),
+        (
+            lambda depth: factory("fc_linear")(depth + torch.initial_seed()),
+            [3],
+            r"factory\(3\) made networks of 3 and 4 blocks; it must make them alike",
+        ),
     ],
 )
 def test_wrong_factories_are_one_line(make, depths, message):

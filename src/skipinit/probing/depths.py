@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ..errors import ConfigError, need
 from .balance import ProbeReport, mean_report
 from .forward import Inputs
-from .measure import Loss, probe
+from .measure import Loss, measure
 from .rendering import align, csv_text, table_html
 from .verdict import EXPLODING_FROM
 
@@ -124,7 +124,7 @@ def depth_check(
     loss: Loss | None = None,
     networks: int = 4,
 ) -> DepthCheck:
-    """Probe networks of several depths on the same inputs.
+    """Probe networks of several depths on the same inputs, with no layer dropped at random.
 
     Args:
         factory: makes a network of a given depth. It is called with torch's generator at seed 0, 1, 2 and so
@@ -169,11 +169,15 @@ def _probe(
             model = factory(depth)
         if not isinstance(model, nn.Module):
             raise ConfigError(f"factory({depth}) returned a {type(model).__name__}, not a torch.nn.Module")
-        reports.append(probe(model, inputs, targets, loss))
-        if not reports[-1].num_blocks:
-            raise ConfigError(f"factory({depth}): {reports[-1].verdict}")
-        if reports[-1].first_nonfinite:
-            return reports[-1]
+        report = measure(model, inputs, "whole", targets, loss)
+        if not report.num_blocks:
+            raise ConfigError(f"factory({depth}): {report.verdict}")
+        if report.first_nonfinite:
+            return report
+        reports.append(report)
+        if report.num_blocks != reports[0].num_blocks:
+            counts = f"{reports[0].num_blocks} and {report.num_blocks}"
+            raise ConfigError(f"factory({depth}) made networks of {counts} blocks; it must make them alike")
     return mean_report(reports)
 
 
