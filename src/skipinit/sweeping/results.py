@@ -8,9 +8,9 @@ appendix B). Where it gives none, they are:
 - A run whose loss was not finite counts as chance: accuracy 100 / classes, loss ln(classes).
 - A run is at chance up to 1.5 times chance accuracy, more than an untrained network reaches by luck (for
   10,000 test images and 100 classes that is 5 standard deviations). A cell failed if all its runs are.
-- If rates have unequal numbers of runs, one with fewer is the best only if its mean is better by more than
-  two standard deviations than the best mean of the most runs, or if some of those are at chance. Otherwise
-  one lucky run would replace the mean of many.
+- A rate with one run beside others with several is the best only if it is better by more than two standard
+  deviations than the best mean of these, or if some of their runs are at chance. Otherwise one lucky run
+  would replace the mean of many.
 - If means are equal, the smaller rate is the best. Without a standard deviation (one run) only equal means
   are within the error bar. The bar is a span: rates inside may be further away than one deviation.
 """
@@ -155,10 +155,10 @@ def _best(rates: Sequence[Rate], metric: Metric) -> Rate:
     def order(rate: Rate) -> tuple[float, float]:
         return sign * rate.mean, rate.lr
 
-    first, most = min(rates, key=order), max(rate.kept for rate in rates)
-    thorough = min((rate for rate in rates if rate.kept == most), key=order)
-    alike = abs(first.mean - thorough.mean) <= 2 * (thorough.std or 0.0)
-    return thorough if alike and thorough.stable else first
+    first = min(rates, key=order)
+    repeated = min((rate for rate in rates if rate.std is not None), key=order, default=first)
+    alike = abs(first.mean - repeated.mean) <= 2 * (repeated.std or 0.0)
+    return repeated if first.std is None and alike and repeated.stable else first
 
 
 def _edge(lr: float, grid: set[float]) -> Literal["low", "high", "only"] | None:
