@@ -162,7 +162,7 @@ def test_wrong_flags(flags: dict[str, Any], words: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("part", [{"methods": ["skipinit"]}, {"at": [16]}])
 def test_a_part_of_what_is_not_trained_is_refused(part: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="choose trainings, and what was named has none"):
+    with pytest.raises(ConfigError, match="nothing is trained for these figures; leave out methods and at"):
         skipinit.reproduce("figure5", tmp_path / "out", preset="smoke", **part)
     assert not (tmp_path / "out").exists()
 

@@ -101,7 +101,7 @@ def _check_part(
 ) -> None:
     """Refuse a method, depth or batch size that none of the cells has."""
     if not planned and (methods or at):
-        raise ConfigError("methods, depths and batch sizes choose trainings, and what was named has none")
+        raise ConfigError("nothing is trained for these figures; leave out methods and at")
     known = list(dict.fromkeys(cell.method.name for cell in planned))
     places = [str(place) for place in sorted({cell.at for cell in planned})]
     for what, given, there in (

@@ -125,14 +125,8 @@ def _glance(collection: Collection) -> list[Picture]:
                 f"{ending}: {', '.join(SHORT[cell.method.name] for cell in found if cell.ending == ending)}"
                 for ending in dict.fromkeys(cell.ending for cell in found)
             ]
-            by_label: defaultdict[str, list[ExhibitCell]] = defaultdict(list)
-            for cell in sorted(found, key=lambda cell: cell.ending != "trains"):
-                by_label[cell.label].append(cell)
-            first, *others = (f"{label} · {conditions(table, cells)}" for label, cells in by_label.items())
-            names = [", ".join(SHORT[cell.method.name] for cell in cells) for cells in by_label.values()]
-            lent = [f"{methods}: {words}" for methods, words in zip(names[1:], others, strict=True)]
             panel = draw_training(found, collection.curves, f"training-{depth}")
-            pictures.append(Picture(f"{depth} layers", "; ".join([first, *lent]), [panel], endings))
+            pictures.append(Picture(f"{depth} layers", _sources(table, found), [panel], endings))
     titles = {
         "figure2a": "At the start, without normalization",
         "figure2b": "At the start, with batch norm",
@@ -165,6 +159,18 @@ def _opening_cells(collection: Collection, table: Exhibit, depth: int) -> list[E
         if {cell.config.data for cell in failing.values()} <= data:
             shown = failing | shown
     return [shown[name] for name in GLANCE if name in shown]
+
+
+def _sources(table: Exhibit, cells: Sequence[ExhibitCell]) -> str:
+    """The sets of measurements that cells are from; which cells, if not of the set of those that train."""
+    by_label: defaultdict[str, list[ExhibitCell]] = defaultdict(list)
+    for cell in sorted(cells, key=lambda cell: cell.ending != "trains"):
+        by_label[cell.label].append(cell)
+    words: list[str] = []
+    for label, mine in by_label.items():
+        methods = ", ".join(SHORT[cell.method.name] for cell in mine)
+        words.append((f"{methods}: " if words else "") + f"{label} · {conditions(table, mine)}")
+    return "; ".join(words)
 
 
 def _powers(text: str) -> markupsafe.Markup:
