@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,9 @@ from skipinit.sweeping.grid import Grid
 from skipinit.sweeping.results import watched
 from skipinit.sweeping.single import train
 from skipinit.sweeping.store import open_store
+from skipinit.training.loop import OneGraph
 from skipinit.training.protocol import identity
+from skipinit.training.run import Run
 from support.runs import SMALL
 
 pytestmark = [
@@ -165,6 +168,35 @@ def test_a_users_model_trains_beside_the_graph_as_alone(tmp_path: Path) -> None:
         assert found is not None
         assert alone is not None
         assert found.train_loss == pytest.approx(alone.train_loss, rel=1e-3)
+
+
+def test_a_pack_whose_graph_does_not_fit_is_halved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory ends while the graph of four runs is captured; two at a time fit."""
+    captured: list[int] = []
+    warm_up = OneGraph._warm_up
+    total = torch.cuda.get_device_properties("cuda").total_memory
+
+    def limit_memory_after(graph: OneGraph, work: Callable[[Run], object]) -> None:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+        warm_up(graph, work)
+        captured.append(len(graph.runs))
+        torch.cuda.empty_cache()
+        if len(graph.runs) > 2:
+            torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_reserved() / total)
+
+    monkeypatch.setattr(OneGraph, "_warm_up", limit_memory_after)
+    configs = tuple(replace(_CONFIG, seed=seed) for seed in range(4))
+    run_sweep(Grid(configs), tmp_path / "pack", device="cuda", pack_size=4, progress=False)
+    assert captured[0] == 4
+    assert set(captured[1:]) == {2}
+    with open_store(tmp_path / "pack") as store:
+        halved = {trial.id: trial.last for trial in store.trials()}
+    monkeypatch.undo()
+    for config in configs:
+        alone, found = train(config, device="cuda", progress=False).final, halved[identity(config)]
+        assert alone is not None
+        assert found is not None
+        assert found.train_loss == alone.train_loss
 
 
 @pytest.mark.parametrize("precision", ["float32", "tf32"])
