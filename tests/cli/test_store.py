@@ -57,9 +57,14 @@ def test_failed_trials_say_why(tmp_path: Path, capsys: pytest.CaptureFixture[str
             writer.start(identity(config), HERE, 10)
             writer.fail(identity(config), reason, "Traceback", seconds=1.0)
     said = ["2 failed: out of\\tmemory", *(f"1 failed: reason {n}" for n in range(4))]
+    more = "and 3 other reasons; see `skipinit results --json`"
     for verb in ("status", "results"):
         command(verb, str(tmp_path))
-        assert capsys.readouterr().out.splitlines()[-6:] == [*said, "and 3 other reasons; see --json"]
+        assert capsys.readouterr().out.splitlines()[-6:] == [*said, more]
+
+    command("status", str(tmp_path), "--json")
+    reasons = json.loads(capsys.readouterr().out)["failures"]
+    assert reasons == {"out of\tmemory": 2, **{f"reason {n}": 1 for n in range(7)}}
 
 
 def accuracy(lr: float, seed: int) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import signal
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ import skipinit
 from skipinit.cli import main
 from skipinit.config import TrainConfig
 from skipinit.errors import ConfigError, SkipinitError
-from skipinit.sweeping import trainer
+from skipinit.sweeping import engine, trainer
 from skipinit.sweeping.engine import Outcome, run_sweep
 from skipinit.sweeping.grid import Grid
 from skipinit.sweeping.packs import group, split
@@ -264,6 +265,30 @@ def test_a_failed_trial_makes_the_exit_code_three(tmp_path: Path, second_a_step:
     command = ["sweep", "wrn10_1", "--scheme", "batchnorm", "--lr", "0.1", "--epochs", "1", "--seed", "2"]
     command += ["--data", "digits", "--batch-size", "256", "--device", "cpu"]
     assert main([*command, "--out", str(tmp_path)]) == 3
+
+
+@pytest.mark.parametrize("limit", [(), ("--time-limit", "9m")])
+@pytest.mark.parametrize("seeds", ["0,1", "2,0"])  # seed 2 fails before the interrupt
+def test_an_interrupt_makes_the_exit_code_130(
+    tmp_path: Path, second_a_step: None, monkeypatch: pytest.MonkeyPatch, limit: tuple[str], seeds: str
+) -> None:
+    step = Run.train_step
+
+    def interrupted(run: Run) -> None:
+        if run.config.seed == 0:
+            signal.raise_signal(signal.SIGINT)
+        step(run)
+
+    monkeypatch.setattr(Run, "train_step", interrupted)
+    monkeypatch.setattr(engine, "workers_at_once", lambda: 1)
+    command = ["sweep", "wrn10_1", "--lr", "0.1", "--epochs", "1", "--seed", seeds, "--data", "digits"]
+    assert main([*command, "--batch-size", "256", "--device", "cpu", "--out", str(tmp_path), *limit]) == 130
+
+
+def test_time_that_is_up_is_no_interrupt(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["sweep", "wrn10_1", "--lr", "0.1", "--data", "digits", "--device", "cpu", "--json"]
+    assert main([*command, "--time-limit", "0s", "--out", str(tmp_path)]) == 0
+    assert json.loads(capsys.readouterr().out) == {"results": 0, "failures": 0, "left": 1}
 
 
 def test_a_pack_size_below_one_is_refused(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -280,6 +281,25 @@ def test_the_command_says_packs_and_time(
     assert [pack["trials"] for pack in found["packs"]] == [8, 8, 8, 4]
     assert found["seconds"] == pytest.approx(sum(pack["seconds"] for pack in found["packs"]))
     assert not (tmp_path / "out").exists()
+
+
+def test_a_plan_is_whole_in_json_and_in_a_narrow_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(forecasting, "measure_run", lambda config, device: Step(0.01))
+    monkeypatch.setenv("COLUMNS", "40")
+    path = str(tmp_path / "photographs of a long journey.npz")
+    images, labels = np.zeros((64, 1, 8, 8), np.uint8), np.arange(64) % 10
+    np.savez(path, train_images=images, train_labels=labels, test_images=images, test_labels=labels)
+    command = ["sweep", "wrn10_1", "--data", path, "--lr", "0.1,0.1", "--device", "cpu", "--dry-run"]
+    assert main([*command, "--json"]) == 0
+    printed = capsys.readouterr()
+    assert [trial["data"] for trial in json.loads(printed.out)["trials"]] == [path]
+    assert printed.err == "skipinit: 1 repeated trials left out\n"
+    assert main(command) == 0
+    (_, header, row, _) = capsys.readouterr().out.splitlines()
+    assert header.split("  ")[0] == "packs"
+    assert path in row
 
 
 def test_a_plan_of_new_trials_loads_neither_scikit_learn_nor_matplotlib() -> None:

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
-from rich.console import Console, Group
+from rich.console import Console
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from ..config import ModelConfig, option_types
@@ -107,8 +106,10 @@ def results(
 def failure_lines(failures: Mapping[str, int]) -> list[str]:
     """Why trials failed, one line per reason."""
     lines = [f"{count} failed: {printable(reason)}" for reason, count in failures.items()]
-    more = lines[_REASONS_SHOWN:]
-    return lines[:_REASONS_SHOWN] + ([f"and {len(more)} other reasons; see --json"] if more else [])
+    more = len(lines) - _REASONS_SHOWN
+    if more > 0:
+        lines[_REASONS_SHOWN:] = [f"and {more} other reasons; see `skipinit results --json`"]
+    return lines
 
 
 def merge(target: Annotated[Folder, tyro.conf.arg(metavar="INTO")], sources: Folders) -> None:
@@ -161,12 +162,18 @@ def _print_merged(source: Path, merged: Merged) -> None:
 
 
 def _progress_row(seen: Progress) -> Row:
-    row = {"trials": seen.trials, **seen.counts}
-    row |= {"epochs_done": seen.epochs_done, "epochs_total": seen.epochs_total}
-    return row | {"seconds_left": seen.seconds_left, "writer": asdict(seen.writer) if seen.writer else None}
+    return {
+        "trials": seen.trials,
+        **seen.counts,
+        "epochs_done": seen.epochs_done,
+        "epochs_total": seen.epochs_total,
+        "seconds_left": seen.seconds_left,
+        "writer": asdict(seen.writer) if seen.writer else None,
+        "failures": seen.failures,
+    }
 
 
-def _progress_view(seen: Progress) -> Group:
+def _progress_view(seen: Progress) -> Text:
     counts = ", ".join(f"{count} {state}" for state, count in seen.counts.items() if count)
     share = seen.epochs_done / seen.epochs_total if seen.epochs_total else 1.0
     left = "" if seen.seconds_left is None else f", {duration_text(seen.seconds_left)} left"
@@ -176,19 +183,16 @@ def _progress_view(seen: Progress) -> Group:
         f"written by {seen.writer}" if seen.writer else "nobody is writing",
         *failure_lines(seen.failures),
     ]
-    table = Table("model", "scheme", "lr", "seed", "epoch", "test accuracy", box=None, pad_edge=False)
+    header, rows = ["model", "scheme", "lr", "seed", "epoch", "test accuracy"], []
     for trial in seen.running[:_ROWS_SHOWN]:
         config, last = trial.config, trial.last
-        table.add_row(
-            config.model.name, config.model.scheme, rate_text(config.lr), str(config.seed),
-            f"{trial.epochs_done}/{config.epochs}", _number(last.test_accuracy if last else None, 2),
+        rows.append(
+            [printable(config.model.name), config.model.scheme, rate_text(config.lr), str(config.seed),
+             f"{trial.epochs_done}/{config.epochs}", _number(last.test_accuracy if last else None, 2)]
         )  # fmt: skip
+    lines += [in_columns(header, rows)] if seen.running else []
     more = len(seen.running) - _ROWS_SHOWN
-    return Group(
-        Text("\n".join(lines)),
-        *([table] if seen.running else []),
-        *([Text(f"and {more} more")] if more > 0 else []),
-    )
+    return Text("\n".join(lines + ([f"and {more} more"] if more > 0 else [])))
 
 
 def _print_csv(rows: Sequence[Row]) -> None:
@@ -206,14 +210,14 @@ def _print_trials(rows: Sequence[Row]) -> None:
          _number(row["test_accuracy"], 2), _number(row["train_loss"], 4), _number(row["seconds"], 0)]
         for row in rows
     )  # fmt: skip
-    _print_columns(header, body)
+    print(in_columns(header, body), end="\n\n")
 
 
 def _print_cells(rows: Sequence[Row]) -> None:
     shown = _shown_axes(rows)
     header = [*shown, "metric", "mean ± std", "runs", "best lr", "within one std", "remarks"]
     body = ([*_axes(row, shown), row["metric"], *_summary(row)] for row in rows)
-    _print_columns(header, body)
+    print(in_columns(header, body), end="\n\n")
 
 
 def _summary(row: Row) -> list[str]:
@@ -250,9 +254,9 @@ def _axes(row: Row, names: Iterable[str]) -> list[str]:
     return [rate_text(row[name]) if name == "lr" else printable(str(row[name])) for name in names]
 
 
-def _print_columns(header: Sequence[str], body: Iterable[Sequence[str]]) -> None:
+def in_columns(header: Sequence[str], body: Iterable[Sequence[str]]) -> str:
     """Plain columns: unlike a rich table, fast for thousands of rows, and never truncated."""
-    print(align(list(zip(header, *body, strict=True))), end="\n\n")
+    return align(list(zip(header, *body, strict=True)))
 
 
 def _number(value: float | None, digits: int) -> str:

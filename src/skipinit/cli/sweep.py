@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections import defaultdict
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
-from rich.console import Console
-from rich.table import Table
 
 from ..data.catalog import describe
 from ..errors import ConfigError
@@ -18,8 +17,10 @@ from ..files import check_folder
 from ..notation import bytes_text, duration_text, read_seconds
 from ..sweeping.grid import Grid, expand, flatten, read_grid
 from ..sweeping.packs import PackKey
+from ..training.control import Stop
 from . import FAILED_TRIALS, INTERRUPTED
 from .flags import AxisFlags, Count, Flag, Json, given
+from .store import failure_lines, in_columns
 
 if TYPE_CHECKING:
     from ..sweeping.forecast import Forecast, Pack
@@ -59,19 +60,18 @@ def sweep(
     if file is not None and chosen:
         raise ConfigError(f"give the axes in {file} or as flags, not both: {', '.join(chosen)}")
     grid = read_grid(file) if file else expand(chosen)
-    seconds = None if time_limit is None else read_seconds(time_limit)
+    stop = Stop(None if time_limit is None else read_seconds(time_limit))
     out = out or Path("runs", f"sweep-{grid.identity}")
     if grid.duplicates:
-        print(f"{grid.duplicates} repeated trials left out")
+        print(f"skipinit: {grid.duplicates} repeated trials left out", file=sys.stderr)
     if dry_run:
         check_folder(out)
         _show_plan(grid, out, device, pack_size, json_)
         return 0
     from ..sweeping.engine import run_sweep
     from ..sweeping.store import open_store
-    from .store import failure_lines
 
-    outcome = run_sweep(grid, out, device=device, engine=engine, pack_size=pack_size, time_limit=seconds)
+    outcome = run_sweep(grid, out, device=device, engine=engine, pack_size=pack_size, stop=stop)
     if json_:
         print(json.dumps(asdict(outcome)))
     else:
@@ -79,9 +79,9 @@ def sweep(
         if outcome.failures:
             with open_store(out) as store:
                 print(*failure_lines(store.failure_reasons()), sep="\n")
-    if outcome.failures:
-        return FAILED_TRIALS
-    return INTERRUPTED if outcome.left and time_limit is None else 0
+    if outcome.left and stop.signal is not None:
+        return INTERRUPTED
+    return FAILED_TRIALS if outcome.failures else 0
 
 
 def _show_plan(grid: Grid, out: Path, device: str, pack_size: int | None, as_json: bool) -> None:
@@ -113,14 +113,14 @@ def _show_packs(plan: Forecast) -> None:
     for pack in plan.packs:
         alike[pack.key, pack.trials].append(pack)
     header = ("packs", "trials in each", "data", "batch", "epochs", "from step", "time", "memory of each")
-    table = Table(*header, box=None, pad_edge=False)
+    rows = []
     for (key, trials), packs in alike.items():
         seconds = sum(pack.seconds for pack in packs)
         memory = max(pack.memory or 0 for pack in packs)
         shared = (key.data, key.batch_size, key.epochs, key.position)
         known = bytes_text(round(memory)) if memory else "−"
-        table.add_row(*map(str, (len(packs), trials, *shared, duration_text(seconds), known)))
-    Console(highlight=False).print(table)
+        rows.append([*map(str, (len(packs), trials, *shared)), duration_text(seconds), known])
+    print(in_columns(header, rows))
     basis = (
         f"{plan.measured} of {plan.trials} trials timed by finished ones, the others by a few training steps"
     )
