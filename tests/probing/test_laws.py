@@ -84,6 +84,9 @@ NO_LAW = {
     "number on the skip alone": lambda m, layer, x: 0.5 * x + 0.5 * layer(x),
     "pooled skip": lambda m, layer, x: F.avg_pool1d(x[None], 3, 1, 1)[0] + layer(x),
     "norm as a function on the skip": lambda m, layer, x: F.layer_norm(x, (64,)) + layer(x),
+    "normalized branches times a number": lambda m, layer, x: (
+        x + 0.1 * F.batch_norm(layer(x), None, None, training=True)
+    ),
     "only projections": lambda m, layer, x: m.heads[0](x) + m.heads[1](layer(x).relu()),
     "only projections, normalized branches": lambda m, layer, x: (
         m.heads[0](x) + m.heads[1](F.batch_norm(layer(x), None, None, training=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -11,7 +12,8 @@ from torch import nn
 
 from skipinit.errors import ConfigError, SkipinitError
 from skipinit.nets.create import create_model
-from skipinit.probing.measure import probe
+from skipinit.probing.laws import stages
+from skipinit.probing.measure import find_residual_adds, probe
 from skipinit.probing.verdict import CheckError, fit_growth
 from support.probe_models import Function, images, vectors
 
@@ -71,6 +73,71 @@ def test_growth_is_that_of_blocks_in_a_row():
     stages = [nn.Sequential(*(NormalizedBlock(width) for _ in range(6))) for width in (64, 32)]
     growth = probe(nn.Sequential(stages[0], between, stages[1]), torch.Size([512, 64])).verdict.growth
     assert (growth.law, growth.rate, growth.blocks) == ("linear", pytest.approx(1, rel=0.1), 6)
+
+
+class Normalized(nn.Module):
+    """skip + f(x), with a normalized f; `after` follows each sum."""
+
+    def __init__(self, depth, after, factor=1.0):
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(32, 32), nn.BatchNorm1d(32)) for _ in range(depth)
+        )
+        self.after, self.factor = after, factor
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = self.after(self.factor * x + block(x))
+        return x
+
+
+def test_normalized_branches_of_a_small_network_add_up_linearly():
+    """The ReLUs make the first few sums look like 1.3-fold growth; 40 blocks show that it is not."""
+    torch.manual_seed(0)
+    batch = 0.6 * torch.randn(256, 32)
+    small, deep = (probe(Normalized(depth, torch.relu), batch) for depth in (8, 40))
+    alone = fit_growth([row.skip_variance for row in small.rows])
+    assert alone.law == "exponential" and alone.rate > 1.2
+    assert small.verdict.growth.law == deep.verdict.growth.law == "linear"
+    small.check()
+    assert "Advice: none; normalized branches add the same variance" in small.verdict.text
+
+
+def test_a_skip_that_grows_by_itself_is_not_blamed_on_normalized_branches():
+    report = probe(Normalized(8, nn.Identity(), factor=2.0), torch.randn(256, 32))
+    assert report.verdict.growth.law == "exponential"
+    assert report.verdict.growth.rate == pytest.approx(4, rel=0.1)
+
+
+def test_blocks_inside_branches_are_no_part_of_the_row():
+    """Each branch ends in a block of its own, an adapter, whose signal is a hundredth of the stream's."""
+
+    def adapt(m, x):
+        for layer in (m.a, m.b, m.c):
+            small = 0.1 * layer(x)
+            x = x + (small + m.d(small))
+        return x
+
+    report = probe(Function(adapt), vectors(64))
+    assert [add.follows for add in report.adds] == [None, None, None, "Function#2", None, "Function#4"]
+    assert report.verdict.growth.blocks == 3
+    assert report.verdict.growth.law == "constant"
+
+
+def test_a_block_around_blocks_goes_on_from_the_block_before_it():
+    def nest(m, x):
+        for _ in range(3):
+            inner = x + m.a(x)
+            x = x + (inner + m.b(inner))
+        return x
+
+    adds = find_residual_adds(Function(nest), vectors(8))
+    assert stages(adds) == [[0, 1], [2, 5, 8], [3, 4], [6, 7]]
+
+
+def test_a_small_share_is_not_written_as_zero():
+    text = probe(Function(lambda m, x: x + 1e-3 * m.a(x)), vectors(8)).verdict.text
+    assert re.search(r"gives \d\.?\d*e-05 % of its block's output variance", text)
 
 
 def test_a_projection_is_not_taken_for_the_start_of_growth():

@@ -101,7 +101,7 @@ def _classify_projection(
     between = _between(skip, branch, operands[operand], operands[1 - operand])
     if _depth(between, operands[1 - operand]) <= _depth(skip, operands[operand]):
         return "what one operand went through entered the other from the side"
-    return Paths(operand, tuple(skip), between, tuple(_preactivation(fork)))
+    return Paths(operand, tuple(skip), between, tuple(_back_from(fork)[-2::-1]))
 
 
 def sees_skip(paths: Paths, skip: Node, part: Part | None) -> bool:
@@ -142,12 +142,14 @@ def _depth(path: Sequence[Node], end: Node) -> int:
     return depths.get(end, 0)
 
 
-def _preactivation(fork: Node) -> list[Node]:
-    path, node = [], fork
-    while node.kind in (Kind.NORM, Kind.ACTIVATION, Kind.PASS, Kind.SHIFT) and len(node.parents) == 1:
-        path.append(node)
-        node = node.parents[0]
-    return path[::-1]
+def _back_from(node: Node) -> list[Node]:
+    """The node and those before it, as far back as norms, activations and copies alone lead; that is last."""
+    path = [node]
+    while (node := path[-1]).kind in (Kind.NORM, Kind.ACTIVATION, Kind.PASS, Kind.SHIFT):
+        if len(node.parents) != 1:
+            break
+        path += node.parents
+    return path
 
 
 def _parameters(path: Iterable[Node]) -> set[str]:
@@ -220,6 +222,8 @@ class ResidualAdd:
     continues: str | None
     """The earlier add whose sum the skip operand is, as it was or times `skip_constant`."""
     skip_constant: float
+    follows: str | None
+    """The same, or the earlier add from whose sum norms, activations and copies alone lead to the skip."""
     skip_from: str | None
     """The module whose forward computed the skip operand; None if it is the input or from `module` itself."""
     branch_from: str | None
@@ -299,6 +303,7 @@ def _describe(add: TracedAdd, depth: int, names: dict[Node, str], doubt: str | N
         skip_is_projection=not multiple and any(n.kind is Kind.LINEAR for n in paths.skip),
         continues=names.get(stream),
         skip_constant=constant,
+        follows=names.get(_back_from(stream)[-1]),
         skip_from=_origin(add.skip, node),
         branch_from=_origin(add.branch, node),
         skip_modules=_modules(paths.skip, node),

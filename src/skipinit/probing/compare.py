@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from ..errors import ConfigError, need
 from .balance import ProbeReport, ProbeRow
 from .forward import Inputs
 from .measure import probe
-from .rendering import align, csv_text, plural, shorten_names, table_html
+from .rendering import align, csv_text, percent, plural, shorten_names, table_html
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,10 @@ class Comparison:
         rows = self.blocks.values()
         columns = [
             ["block", *self.blocks],
-            ["skip before", *(_cell(old, "skip_variance", ".4g") for old, _ in rows)],
-            ["after", *(_cell(new, "skip_variance", ".4g") for _, new in rows)],
-            ["share before", *(_cell(old, "branch_share", ".2%") for old, _ in rows)],
-            ["after", *(_cell(new, "branch_share", ".2%") for _, new in rows)],
+            ["skip before", *(_cell(old, "skip_variance") for old, _ in rows)],
+            ["after", *(_cell(new, "skip_variance") for _, new in rows)],
+            ["share before", *(_cell(old, "branch_share", percent) for old, _ in rows)],
+            ["after", *(_cell(new, "branch_share", percent) for _, new in rows)],
         ]
         shorten_names(columns)
         return align(columns, numbers=True)
@@ -102,8 +102,8 @@ def compare(
     return Comparison(_report(before, inputs), _report(after, inputs))
 
 
-def _cell(row: ProbeRow | None, field: str, form: str) -> str:
-    return "" if row is None else f"{getattr(row, field):{form}}"
+def _cell(row: ProbeRow | None, field: str, form: Callable[[float], str] = "{:.4g}".format) -> str:
+    return "" if row is None else form(getattr(row, field))
 
 
 def _report(side: nn.Module | ProbeReport, inputs: Inputs | None) -> ProbeReport:
@@ -127,7 +127,7 @@ def _sentences(comparison: Comparison) -> Iterator[str]:
         growth = "" if verdict.growth.law == "unknown" else f", variance {verdict.growth.law} in depth"
         yield (
             f"{side}: {report.model}, {plural(report.num_blocks, 'block')}, typical branch share "
-            f"{verdict.typical_branch_share:.2%}{growth}."
+            f"{percent(verdict.typical_branch_share)}{growth}."
         )
     shared = [(old, new) for old, new in comparison.blocks.values() if old is not None and new is not None]
     if shared:
@@ -135,7 +135,7 @@ def _sentences(comparison: Comparison) -> Iterator[str]:
         if old.branch_share == new.branch_share:
             yield "The branch shares are equal in all common blocks."
         else:
-            shares = f"{old.branch_share:.2%} to {new.branch_share:.2%}"
+            shares = f"{percent(old.branch_share)} to {percent(new.branch_share)}"
             yield f"The branch share differs most in {old.name}: {shares}."
     else:
         yield "No block has the same name on both sides."

@@ -18,7 +18,7 @@ from ..errors import ConfigError, need
 from .balance import ProbeReport, mean_report
 from .forward import Inputs
 from .measure import Loss, measure
-from .rendering import align, csv_text, table_html
+from .rendering import align, csv_text, percent, table_html
 from .verdict import EXPLODING_FROM
 
 _DOUBLING = 2**0.25
@@ -58,7 +58,7 @@ class DepthCheck:
             ("depth", *(str(row.depth) for row in self.rows)),
             ("blocks", *(str(row.blocks) for row in self.rows)),
             ("output var", *(_cell(row.output_variance) for row in self.rows)),
-            ("branch share", *(_cell(row.typical_branch_share, ".2%") for row in self.rows)),
+            ("branch share", *(_cell(row.typical_branch_share, percent) for row in self.rows)),
             ("gradient first/last", *(_cell(row.gradient_ratio) for row in self.rows)),
         ]
         return align([column for column in columns if any(column[1:])], numbers=True)
@@ -217,5 +217,5 @@ def _slope(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float]:
     return slope, error
 
 
-def _cell(value: float | None, form: str = ".4g") -> str:
-    return "" if value is None else f"{value:{form}}"
+def _cell(value: float | None, form: Callable[[float], str] = "{:.4g}".format) -> str:
+    return "" if value is None else form(value)

@@ -13,7 +13,7 @@ from typing import Any
 
 from ..errors import ConfigError, need, unknown_name
 from .balance import row_to_dict, share_of_branch
-from .rendering import align, csv_text, history_html, plural, shorten_names, wrap
+from .rendering import align, csv_text, history_html, percent, plural, shorten_names, wrap
 
 QUANTITIES = {
     "branch_share": "branch share of output variance",
@@ -179,11 +179,6 @@ class WatchReport:
 
 
 CSV_COLUMNS = ("step", *_FIELDS, "branch_share")
-
-
-def percent(share: float) -> str:
-    """12.3 %, and small shares with two significant digits: 0.0046 %."""
-    return f"{100 * share:.1f} %" if share >= 0.1 else f"{100 * share:.2g} %"
 
 
 def _column(

@@ -77,15 +77,17 @@ def predict(report: ProbeReport) -> Prediction | None:
     if constant is None or not known or any(add.skip_norms for add in adds):
         return None
     anew = all(add.shared_norms for add in projected)
-    if constant == 1 and anew and all(row.moving_variance is not None for row in rows):
-        depths = [position for stage in stages(adds) for position, _ in enumerate(stage, start=1)]
+    squared = _common_scale(report)
+    unscaled = squared is not None and math.isclose(squared, 1, rel_tol=1e-3)
+    if constant == 1 and anew and unscaled and all(row.moving_variance is not None for row in rows):
+        positions = {index: depth for run in stages(adds) for depth, index in enumerate(run, start=1)}
+        depths = [positions[index] for index in range(len(rows))]
         return Prediction(
             law="normalized branches: variance l, share 1/(l+1), l from the last projection",
             skip=tuple(normalized_variance(depth) for depth in depths),
             branch=(1.0,) * len(rows),
             share=tuple(normalized_branch_share(depth) for depth in depths),
         )
-    squared = _common_scale(report)
     if squared is None or len(projected) == len(adds) or any(add.normalized for add in adds):
         return None
     first, alpha, kept = rows[0].skip_variance, squared**0.5, constant**2
@@ -99,24 +101,28 @@ def predict(report: ProbeReport) -> Prediction | None:
 
 
 def stages(adds: Sequence[ResidualAdd]) -> list[list[int]]:
-    """Row numbers, split before each block that does not continue the one before it.
+    """Row numbers in runs of blocks, each of which continues the one before it in its run.
 
-    A block continues another if its skip is that block's sum; or if the skips of both are the identity on
-    tensors of one shape, with at most an activation or a norm between them, such as the ReLU of ResNet-V1. A
-    layer that changes the shape between two blocks may have any variance, and so may a projection that no
-    ReLU follows.
+    A block continues another if its skip is that block's sum, or that sum after an activation or a norm, such
+    as the ReLU of ResNet-V1. Any other layer between them may change the variance, and so may a projection
+    before a ReLU. If a block and those inside its branch start from one sum, the outer one continues it.
     """
+    blocks = {add.name: add for add in adds}
+    last: dict[str | None, int] = {
+        add.follows: index
+        for index, add in enumerate(adds)
+        if add.follows and (add.continues or not blocks[add.follows].skip_is_projection)
+    }
     runs: list[list[int]] = []
+    home: dict[str | None, list[int]] = {}
     for index, add in enumerate(adds):
-        if not index or not (add.continues or _alike(adds[index - 1], add)):
-            runs.append([])
-        runs[-1].append(index)
+        if last.get(add.follows) == index:
+            run = home[add.follows]
+        else:
+            runs.append(run := [])
+        run.append(index)
+        home[add.name] = run
     return runs
-
-
-def _alike(before: ResidualAdd, add: ResidualAdd) -> bool:
-    same = before.shape == add.shape and add.skip_is_identity
-    return same and (before.skip_is_identity or before.continues is not None)
 
 
 def _is_stream(add: ResidualAdd) -> bool:

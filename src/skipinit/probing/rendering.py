@@ -50,6 +50,11 @@ def plural(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
+def percent(share: float) -> str:
+    """12.3 %, and small shares with two significant digits: 0.0046 %."""
+    return f"{100 * share:.1f} %" if share >= 0.1 else f"{100 * share:.2g} %"
+
+
 def table_width(columns: Sequence[Sequence[str]]) -> int:
     """How many characters a line of `align` has at most."""
     return sum(max(map(len, column)) + 2 for column in columns) - 2
@@ -145,4 +150,4 @@ def _cell(value: str | float) -> str:
         return f'<td style="{_CELL}">{escape(value)}</td>'
     width = round(80 * min(1.0, max(0.0, value))) if value == value else 0
     bar = f'<span style="{_TRACK}"><span style="{_BAR};width:{width}px"></span></span>'
-    return f'<td style="{_CELL};white-space:nowrap">{value:.2%} {bar}</td>'
+    return f'<td style="{_CELL};white-space:nowrap">{percent(value)} {bar}</td>'

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from numbers import Real
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ..errors import ConfigError, SkipinitError, unknown_name
 from .laws import Prediction, predict, stages
+from .rendering import percent
 
 if TYPE_CHECKING:
     from .adds import ResidualAdd
@@ -62,7 +64,7 @@ def judge(report: ProbeReport) -> Verdict:
     worst = max(rows, key=lambda row: abs(row.branch_share - 0.5))
     # Variance simply adds up only where no projection lies between the blocks.
     longest = max(stages(report.adds), key=len)
-    growth = fit_growth([rows[i].skip_variance for i in longest])
+    growth = fit_growth([rows[i].skip_variance for i in longest], [rows[i].branch_variance for i in longest])
     doubtful = [add.name for add in report.adds if add.doubt]
     sentences = [
         _say_bias(share),
@@ -90,11 +92,12 @@ def _explain_no_rows(report: ProbeReport) -> str:
     )
 
 
-def fit_growth(variances: Sequence[float]) -> Growth:
+def fit_growth(variances: Sequence[float], branches: Sequence[float] = ()) -> Growth:
     """The better of two least-squares fits, v = a r^l and v = a + b l, judged by their error in log v.
 
     So a factor too much and a factor too little weigh the same, at any size. Fewer than three blocks, or a
-    variance of zero, tell nothing.
+    variance of zero, tell nothing. Where branches of a constant variance explain the growth, it is linear,
+    however the few blocks of a small network look.
     """
     count = len(variances)
     if count < 3 or min(variances) <= 0:
@@ -107,9 +110,25 @@ def fit_growth(variances: Sequence[float]) -> Growth:
     pairs = list(zip(depths, variances, strict=True))
     exponential = sum((level + slope * x - math.log(v)) ** 2 for x, v in pairs)
     positive = min(start, start + step * (count - 1)) > 0
-    if not positive or exponential < sum(math.log((start + step * x) / v) ** 2 for x, v in pairs):
+    better = not positive or exponential < sum(math.log((start + step * x) / v) ** 2 for x, v in pairs)
+    if better and not _add_up(variances, branches, slope):
         return Growth("exponential", math.exp(slope), count)
     return Growth("linear", step, count)
+
+
+def _add_up(variances: Sequence[float], branches: Sequence[float], slope: float) -> bool:
+    """Whether the variance grows by what is added to it, by branches that do not grow along with it.
+
+    The branches of an unnormalized network repeat the variance of the skip; normalized ones start anew. A sum
+    has at most the variance (sqrt(v) + sqrt(b))^2; what grows faster grows on the skip path.
+    """
+    if slope <= 0 or min(branches, default=0.0) <= 0:
+        return False
+    _, together = _least_squares(range(len(branches)), [math.log(b) for b in branches], [1.0] * len(branches))
+    steps = zip(pairwise(variances), branches, strict=False)
+    return together < slope / 2 and all(
+        math.sqrt(after) <= math.sqrt(before) + math.sqrt(branch) for (before, after), branch in steps
+    )
 
 
 def _least_squares(xs: Sequence[float], ys: Sequence[float], weights: Sequence[float]) -> tuple[float, float]:
@@ -125,15 +144,13 @@ def _least_squares(xs: Sequence[float], ys: Sequence[float], weights: Sequence[f
 
 def _say_bias(share: float) -> str:
     bias = "Biased" if share < BIASED_BELOW else "Not biased"
-    return (
-        f"{bias} towards the identity: the typical branch gives {share:.2%} of its block's output variance."
-    )
+    given = f"the typical branch gives {percent(share)} of its block's output variance"
+    return f"{bias} towards the identity: {given}."
 
 
 def _say_worst(worst: ProbeRow) -> str:
-    return (
-        f"Least balanced: {worst.name}, whose branch gives {worst.branch_share:.2%} of the output variance."
-    )
+    share = percent(worst.branch_share)
+    return f"Least balanced: {worst.name}, whose branch gives {share} of the output variance."
 
 
 def _say_doubt(adds: Sequence[ResidualAdd], doubtful: Sequence[str]) -> str:
@@ -159,10 +176,10 @@ def _say_growth(growth: Growth) -> str:
 def _say_theory(prediction: Prediction | None, rows: Sequence[ProbeRow]) -> str:
     if prediction is None:
         return "The paper's theory makes no prediction for these blocks."
-    last, wanted = rows[-1], prediction.skip[-1]
+    last, skip, share = rows[-1], prediction.skip[-1], percent(prediction.share[-1])
     return (
-        f"Theory ({prediction.law}): the last block's skip variance is {wanted:.3g}, its branch share "
-        f"{prediction.share[-1]:.2%}; measured {last.skip_variance:.3g} and {last.branch_share:.2%}."
+        f"Theory ({prediction.law}; He's weights): the last block's skip variance is {skip:.3g}, its branch "
+        f"share {share}; measured {last.skip_variance:.3g} and {percent(last.branch_share)}."
     )
 
 
@@ -187,6 +204,11 @@ def _advise(report: ProbeReport, growth: Growth, share: float) -> str:
         )
     if share < BIASED_BELOW:
         return "Advice: none; blocks near the identity keep the signal, forward and backward, at any depth."
+    if report.num_blocks < 20 and all(add.normalized for add in report.adds):
+        return (
+            "Advice: none; normalized branches add the same variance in each block, so deeper blocks come "
+            "nearer to the identity."
+        )
     if report.num_blocks < 20:
         return "Advice: none at this depth; before going much deeper, scale or normalize the branches."
     return (
