@@ -261,6 +261,14 @@ def test_a_wrong_flag_is_one_line(
     assert not (tmp_path / "sweep").exists()
 
 
+def test_the_folder_of_a_run_takes_no_other_trials(tmp_path: Path) -> None:
+    train(SMALL, tmp_path, device="cpu", progress=False)
+    with pytest.raises(ConfigError, match="is the folder of a single run; choose another"):
+        _sweep([SMALL, replace(SMALL, seed=1)], tmp_path)
+    assert _sweep([SMALL], tmp_path) == Outcome(1, 0, 0), "the run itself is one"
+    assert train(SMALL, tmp_path, device="cpu", progress=False).state == "finished"
+
+
 def test_a_failed_trial_makes_the_exit_code_three(tmp_path: Path, second_a_step: None) -> None:
     command = ["sweep", "wrn10_1", "--scheme", "batchnorm", "--lr", "0.1", "--epochs", "1", "--seed", "2"]
     command += ["--data", "digits", "--batch-size", "256", "--device", "cpu"]

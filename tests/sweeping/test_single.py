@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import os
 import pickle
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -14,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -28,11 +31,11 @@ from skipinit.sweeping.store import open_store, open_writer
 from skipinit.sweeping.trained import evaluate, export
 from skipinit.sweeping.trainer import Workplace
 from skipinit.training.control import Stop
-from skipinit.training.protocol import settle
+from skipinit.training.protocol import make_train_config, settle
 from skipinit.training.records import TrainResult
 from skipinit.training.run import Run
 from support.permissions import bound_by_permissions
-from support.runs import FILES, checkpoint
+from support.runs import FILES, StopAfter, checkpoint
 
 _CONFIG = TrainConfig(
     ModelConfig("wrn10_1", "skipinit", num_classes=10, in_channels=1),
@@ -149,6 +152,36 @@ def test_a_damaged_checkpoint_is_named(stopped: Path, size: int) -> None:
         _train(_CONFIG, stopped)
     path.unlink()
     assert _train(_CONFIG, stopped).state == "finished"
+
+
+def test_a_checkpoint_of_other_data_or_another_model_is_not_taken_for_a_damaged_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one batch per epoch and a model of width 1, torch would broadcast everything."""
+    monkeypatch.syspath_prepend(tmp_path)
+    code = "from torch import nn\ndef make():\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, {}))\n"
+    module, file = tmp_path / "shrinking.py", tmp_path / "data.npz"
+
+    def write(images: int, width: str) -> None:
+        pixels, labels = np.zeros((images, 1, 8, 8), np.uint8), np.zeros(images, np.int64)
+        np.savez(file, train_images=pixels, train_labels=labels, test_images=pixels, test_labels=labels)
+        module.write_text(code.format(width))
+        importlib.invalidate_caches()
+        sys.modules.pop("shrinking", None)
+
+    write(100, "1")
+    config = make_train_config(ModelConfig("shrinking:make"), file, batch_size=100, epochs=3)
+    assert _train(config, tmp_path / "run", stop=StopAfter(2)).state == "stopped"
+    for images, width, why in [
+        (300, "1", rf"the checkpoint has 1 batches per epoch, {file} has 3"),
+        (100, "12", r"1.weight has shape \(1, 64\) in the checkpoint, \(12, 64\) in the model"),
+        (100, "1, bias=False", r"only the checkpoint has 1.bias"),
+    ]:
+        write(images, width)
+        with pytest.raises(DataError, match=rf"\.pt: does not fit \({why}\); .* choose another folder"):
+            _train(config, tmp_path / "run")
+    write(100, "1")
+    assert _train(config, tmp_path / "run").state == "finished"
 
 
 class _Trap:

@@ -25,7 +25,7 @@ from ..training.world import find_device, open_device
 from .dispatch import Dispatcher, Keeper
 from .grid import Grid, expand, read_grid
 from .packs import split
-from .store import FILE, Store, open_store, open_writer
+from .store import FILE, RUN_CONFIG, Store, open_store, open_writer
 from .trainer import Options, Trainer, Workplace
 from .workers import Workers, workers_at_once
 
@@ -139,6 +139,7 @@ def run_sweep(
     stop = stop or Stop(time_limit)
     wanted = {identity(config): settle(config) for config in grid.trials}
     with ExitStack() as stack:
+        _refuse_run(wanted, out)
         train = stack.enter_context(_open_engine(engine, device))
         if engine == "local":
             _require(wanted, out)
@@ -154,6 +155,15 @@ def run_sweep(
         states = Counter(state for id, state in store.states().items() if id in wanted)
     results = states["finished"] + states["diverged"]
     return Outcome(results, states["failed"], len(wanted) - results - states["failed"])
+
+
+def _refuse_run(wanted: Mapping[str, TrainConfig], out: Path) -> None:
+    """Refuse to add trials to the folder of a single run: `train` would refuse it from then on."""
+    if (out / FILE).is_file() and (out / RUN_CONFIG).exists():
+        with open_store(out) as store:
+            known = store.states()
+        if len(known) == 1 and not wanted.keys() <= known.keys():
+            raise ConfigError(f"{out} is the folder of a single run; choose another folder")
 
 
 def _owing(wanted: Mapping[str, TrainConfig], store: Store) -> list[TrainConfig]:

@@ -39,7 +39,7 @@ from ..training.records import (
 from ..training.run import Run
 from ..training.world import World, open_world
 from .dispatch import Keeper
-from .store import FILE, Store, Writer, open_store, open_writer
+from .store import FILE, RUN_CONFIG, Store, Writer, open_store, open_writer
 from .trainer import Reporter, Workplace
 
 
@@ -103,7 +103,7 @@ def train(
         reporter = _BarReporter(emit, checkpoint_seconds if keeps else float("inf"), keeps, bar)
         reporter.start(config, place.provenance, state, seconds)
         if checkpoints and state is not None:
-            with checkpoints.blamed(identity(config)):
+            with checkpoints.restoring(identity(config)):
                 run.restore(state)
         bar.update(run.position, "training")
         train_together([run], place.data(config.data), reporter, stop)
@@ -146,7 +146,7 @@ def _result(run: Run, reporter: Reporter) -> TrainResult:
 def _ended(folder: Path, config: TrainConfig) -> TrainResult | None:
     """The result of this run, if it has one; refuses the folder of another run."""
     if not (folder / FILE).exists():
-        if (folder / "config.json").exists():
+        if (folder / RUN_CONFIG).exists():
             raise DataError(
                 f"{folder}: not a run that this version can resume (no {FILE}); choose another folder"
             )
@@ -216,8 +216,8 @@ class _RunFiles:
         match event:
             case Started(id, provenance, _, epochs_done):
                 content = {"config": to_dict(self.config), "began_on": asdict(provenance)}
-                if not (self.folder / "config.json").exists():
-                    write_whole(self.folder / "config.json", lambda file: file.write(_line(content)))
+                if not (self.folder / RUN_CONFIG).exists():
+                    write_whole(self.folder / RUN_CONFIG, lambda file: file.write(_line(content)))
                 _write_metrics(self.folder, self.writer.curve(id))
                 if self.events:
                     self.events.begin(epochs_done)

@@ -40,6 +40,8 @@ from .database import (
 
 FILE = "sweep.sqlite"
 LOCK = "sweep.lock"
+RUN_CONFIG = "config.json"
+"""Only in the folder of a single run."""
 
 _SELECT_TRIALS = f"""
 SELECT {TRIAL_COLUMNS}, {EPOCH_COLUMNS},

@@ -86,6 +86,6 @@ def _open_run(folder: Path, place: Workplace) -> Run:
             reason = "its result is here but not its network, which neither sweep, merge nor import keeps"
         raise DataError(f"{folder}: this run has no checkpoint; {reason}")
     run = place.make_run(trials[0].config)
-    with checkpoints.blamed(trials[0].id):
+    with checkpoints.restoring(trials[0].id):
         run.restore_network(state)
     return run

@@ -104,13 +104,14 @@ class Checkpoints:
         self.path(id).unlink(missing_ok=True)
 
     @contextmanager
-    def blamed(self, id: str) -> Iterator[None]:
-        """Inside, an error means that the trial's file is damaged."""
+    def restoring(self, id: str) -> Iterator[None]:
+        """Inside, an error means that the file is of another model or data: its checksums are right."""
         try:
             yield
         except (KeyError, TypeError, RuntimeError, DataError) as error:
             raise DataError(
-                f"{self.path(id)}: is damaged ({error}); remove it to start the run anew"
+                f"{self.path(id)}: does not fit ({error}); if the model or the data has changed, choose "
+                "another folder, or remove this file to start the run anew"
             ) from error
 
     def clear_drafts(self) -> None:

@@ -242,6 +242,11 @@ class Run:
                 f"this run has {what} and was started on {device}; {self.world.device.type} cannot continue "
                 f"its random numbers: use --device {device}"
             )
+        if len(state["losses"]) != len(self.losses):
+            raise DataError(
+                f"the checkpoint has {len(state['losses'])} batches per epoch, {self.config.data} has "
+                f"{len(self.losses)}"
+            )
         self.restore_network(state)
         _copy(state["momentum"], momentum_buffers(self.model, self.optimizer))
         self.step.fill_(state["step"])
@@ -260,8 +265,12 @@ def _on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _copy(saved: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
     """In place, because a captured graph uses these tensors."""
     if odd := sorted(saved.keys() ^ tensors.keys()):
-        raise DataError(f"it is of another network: {odd[0]} is on one side only")
+        owner = "checkpoint" if odd[0] in saved else "model"
+        raise DataError(f"only the {owner} has {odd[0]}")
     for name, tensor in tensors.items():
+        if saved[name].shape != tensor.shape:  # torch would broadcast
+            shapes = f"{tuple(saved[name].shape)} in the checkpoint, {tuple(tensor.shape)} in the model"
+            raise DataError(f"{name} has shape {shapes}")
         tensor.copy_(saved[name])
 
 
