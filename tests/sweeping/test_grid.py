@@ -6,9 +6,11 @@ import doctest
 import itertools
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from skipinit.config import ModelConfig, TrainConfig
 from skipinit.errors import ConfigError, DataError
@@ -186,6 +188,25 @@ def test_data_of_ones_own_is_looked_at_where_it_is_there(tmp_path: Path) -> None
     np.savez(file, train_images=images, train_labels=[0, 1] * 2, test_images=images, test_labels=[0, 1] * 2)
     with pytest.raises(ConfigError, match="batch_size 8 is larger than the 4 training examples"):
         expand(axes)
+
+
+@pytest.mark.parametrize("rates", [np.logspace(-2, 0, 3), [np.float32(0.25), 1], torch.tensor([0.5])])
+def test_numbers_of_numpy_and_torch_are_numbers(rates: Any) -> None:
+    grid = expand({**FIXED, "lr": rates, "seed": np.arange(2), "epochs": np.int64(3)})
+    expected = [(float(lr), seed, 3) for seed in (0, 1) for lr in rates]
+    assert [(trial.lr, trial.seed, trial.epochs) for trial in grid.trials] == expected
+
+
+def test_a_mistake_in_a_toml_file_is_told_with_its_place(tmp_path: Path) -> None:
+    file = tmp_path / "axes.toml"
+    whole = 'model = "wrn16_2"\ndata = "digits"\nlr = 1\n'
+    for content, place in {
+        whole + "sceme = 1": f"{file}: axis 'sceme' is not known",
+        whole + "[[part]]\nseed = 1\n[[part]]\nseed = -1": f"{file}, part 2: seed -1 is not allowed",
+    }.items():
+        file.write_text(content)
+        with pytest.raises(ConfigError, match=f"^{re.escape(place)}"):
+            read_grid(file)
 
 
 def test_a_toml_file_with_parts(tmp_path: Path) -> None:

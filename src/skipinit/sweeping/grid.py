@@ -52,16 +52,22 @@ AXES: dict[str, Any] = _axis_types()
 
 
 def axis_values(axis: str, given: object) -> list[Any]:
-    """The values of an axis from text, a list or one value, each of the axis's type."""
+    """The values of an axis from text, a list, an array or one value, each of the axis's type."""
+    given = _plain(given)
     if isinstance(given, str):
         items = [item for part in given.split(",") for item in _items(axis, part.strip())]
     elif isinstance(given, Sequence):
-        items = list(given)
+        items = [_plain(item) for item in given]
     else:
         items = [given]
     if not items or "" in items:
         raise ConfigError(f"axis {axis}: {given!r} has an empty place; give one value or more")
     return [read_value(f"axis {axis}:", item, AXES[axis]) for item in items]
+
+
+def _plain(value: Any) -> Any:
+    """Lists and numbers of Python in place of those of numpy and torch, such as `numpy.logspace` makes."""
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def _items(axis: str, text: str) -> Sequence[object]:
@@ -159,7 +165,14 @@ def read_grid(path: Path) -> Grid:
     parts = table.pop("part", [{}])
     if not (isinstance(parts, list) and parts and all(isinstance(part, dict) for part in parts)):
         raise ConfigError(f"{path}: part must be one or more [[part]] tables of axes")
-    return join(expand({**table, **part}) for part in parts)
+    grids = []
+    for number, part in enumerate(parts, 1):
+        try:
+            grids.append(expand({**table, **part}))
+        except ConfigError as error:
+            place = f"{path}, part {number}" if len(parts) > 1 else path
+            raise ConfigError(f"{place}: {error}") from error
+    return join(grids)
 
 
 def join(grids: Iterable[Grid]) -> Grid:
