@@ -147,12 +147,18 @@ def test_onnx_gives_the_same_logits(cli: Cli, trained: Path, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (("--data", "digit"), "data set 'digit' is not known; did you mean digits or digits16?"),
+        (
+            ("--data", "digit"),
+            "no folder 'digit' is here, and data set 'digit' is not known; did you mean digits or digits16?",
+        ),
         (("--scheme", "skipnit"), "scheme 'skipnit' is not known; did you mean skipinit"),
         (("--device", "gpu"), "device 'gpu' is not known; it is auto, cpu, cuda or cuda:N"),
         (("--device", "mps"), "device 'mps' is not supported; it is auto, cpu, cuda or cuda:N"),
         (("--device", "cuda:99"), "device 'cuda:99' is not there; this machine has"),
-        (("--batch-size", 5000), "batch_size 5000 is larger than the 1442 training examples of digits"),
+        (
+            ("--batch-size", 5000),
+            "batch_size 5000 is larger than the 1442 training examples of digits; it must be 1442 or less",
+        ),
         (("--batch-size", 0), "batch_size 0 is not allowed; it must be a whole number, 1 or more"),
         (("--micro-batch", 0), "micro_batch 0 is not allowed; it must be 1 or more"),
         (("--micro-batch", -3), "micro_batch -3 is not allowed; it must be 1 or more"),

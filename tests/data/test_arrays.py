@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from skipinit.data import describe, load
 from skipinit.data.arrays import keep_arrays
@@ -181,10 +181,12 @@ def test_what_in_memory_cannot_be_data_is_refused_and_nothing_written(
     test = (np.zeros((2, 1, 8, 8), np.uint8), np.array([0, 1]))
     normal, odd = torch.randn(2, 1, 8, 8), [torch.zeros(1, 8, 8), torch.zeros(1, 8, 9)]
     refused: dict[str, Any] = {
-        "data: train is a generator; it must be (images, labels), or a Dataset of a length": (
+        "data: train is a generator; it must be (images, labels), or a Dataset that has a length": (
             x for x in "ab"
         ),
-        "data: train is a Tensor; it must be (images, labels), or a Dataset of a length": normal,
+        "data: train is a Tensor; it must be (images, labels), or a Dataset that has a length": normal,
+        "data: train is a DataLoader; it must be (images, labels), or a Dataset that has a length; give its "
+        "dataset": DataLoader(_Dataset(test[0], test[1])),
         "data: train cannot be read; its examples must be images of one shape, each with its class (Got": (
             normal.bfloat16(),
             test[1],

@@ -48,11 +48,15 @@ def test_other_names_are_not_there():
         data.lode  # noqa: B018
 
 
-def test_unknown_names_are_refused_with_the_nearest():
-    with pytest.raises(ConfigError, match=r"cifr10.*cifar10"):
+def test_unknown_names_are_refused_with_the_nearest(tmp_path, monkeypatch):
+    with pytest.raises(ConfigError, match=r"no folder 'cifr10' is here.*did you mean cifar10"):
         data.load("cifr10")
     with pytest.raises(DataError, match="nowhere/photos: no such folder"):
         data.describe("nowhere/photos")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "images.npy").touch()
+    with pytest.raises(DataError, match=r"images\.npy: no such folder; a path is an \.npz file or"):
+        data.describe("images.npy")
     with pytest.raises(ConfigError, match=r"imagenet.*open_folder"):
         data.load("imagenet")
 

@@ -79,8 +79,10 @@ def _split(split: Any, part: str) -> tuple[NDArray[Any], NDArray[Any]]:
     together = isinstance(split, tuple | list) and len(split) == 2
     has_items = hasattr(split, "__getitem__") and hasattr(split, "__len__")
     if not has_items or isinstance(split, str) or hasattr(split, "dtype"):  # as a lone tensor has
+        hint = "; give its dataset" if hasattr(split, "dataset") else ""  # as a DataLoader has
         raise DataError(
-            f"data: {part} is a {type(split).__name__}; it must be (images, labels), or a Dataset of a length"
+            f"data: {part} is a {type(split).__name__}; it must be (images, labels), or a Dataset that has a "
+            f"length{hint}"
         )
     pairs = [] if together else [split[index] for index in range(len(split))]
     try:

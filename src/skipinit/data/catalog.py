@@ -91,11 +91,11 @@ def describe(name: str) -> DataSet:
             test_size=len(folder.test),
             origin="the folder itself",
         )
-    if os.sep in name:
+    if os.sep in name or os.path.exists(name):
         raise DataError(
             f"{name}: no such folder; a path is an .npz file or a folder with train/ and val/ inside"
         )
-    raise unknown_name("data set", name, DATA_SETS)
+    raise unknown_name(f"no folder {name!r} is here, and data set", name, DATA_SETS)
 
 
 class Labelled(NamedTuple):

@@ -133,7 +133,8 @@ def steps_per_epoch(examples: int, config: TrainConfig) -> int:
     """Whole batches only: the last partial one is dropped in training."""
     if config.batch_size > examples:
         raise ConfigError(
-            f"batch_size {config.batch_size} is larger than the {examples} training examples of {config.data}"
+            f"batch_size {config.batch_size} is larger than the {examples} training examples of "
+            f"{config.data}; it must be {examples} or less"
         )
     return examples // config.batch_size
 
