@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -233,6 +234,48 @@ def test_a_function_that_reads_its_norm_is_found_out():
     model = with_statistics(Net())
     with pytest.raises(SkipinitError, match="its outputs would change by"):
         convert(model, torch.randn(4, 6), keep_function=True)
+
+
+@dataclass
+class Outputs:
+    logits: torch.Tensor
+
+
+class Holder:
+    def __init__(self, logits) -> None:
+        self.logits = logits
+
+
+class Wrapped(ResNet18):
+    """Returns the logits in an object and keeps its last activations."""
+
+    wrap: type = Outputs
+
+    def forward(self, x):
+        self.last = super().forward(x)
+        return self.wrap(self.last)
+
+
+def test_outputs_in_a_dataclass_are_compared():
+    model = with_statistics(Wrapped())
+    conversion = convert(model, IMAGES, keep_function=True)
+    expected, logits = (m.eval()(IMAGES).logits.detach() for m in (model, conversion.model))
+    difference = (logits - expected).abs().max() / expected.abs().max()
+    assert 0 < conversion.difference == pytest.approx(difference.item())
+
+
+def test_outputs_that_cannot_be_found_are_not_called_equal():
+    model = with_statistics(Wrapped())
+    model.wrap = Holder
+    with pytest.warns(UserWarning, match="no floating-point tensor was found in what Wrapped returns"):
+        assert convert(model, IMAGES, keep_function=True).difference is None
+
+
+def test_activations_that_a_model_keeps_are_no_obstacle():
+    model = with_statistics(Wrapped())
+    model(IMAGES).logits.sum().backward()
+    assert model.last.requires_grad
+    assert convert(model, IMAGES, keep_function=True).difference < 1e-5
 
 
 def test_modes_are_kept():

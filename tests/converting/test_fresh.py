@@ -38,7 +38,6 @@ def doubled(layer):
 
 
 def pruned(layer):
-    layer.weight.requires_grad_(False)  # Otherwise such a model cannot even be copied.
     return prune.l1_unstructured(layer, "weight", 0.3)
 
 
@@ -224,13 +223,33 @@ class Several(nn.Module):
 
 
 @pytest.mark.parametrize("scheme", ["skipinit", "fixup"])
-def test_a_classifier_among_several_outputs_is_named(scheme):
-    with pytest.warns(
-        UserWarning, match="Several returns several tensors, .* classifies: head started by He"
-    ):
-        convert(Several(), IMAGES, scheme=scheme)
+def test_the_only_dense_layer_among_several_outputs_is_the_classifier(scheme, recwarn):
+    outputs = convert(Several(), 100 * IMAGES, scheme=scheme).model.eval()(100 * IMAGES)
+    assert outputs["logits"].std(correction=0).item() == pytest.approx(0 if scheme == "fixup" else 1)
+    assert outputs["features"].std() > 2
+    assert not recwarn.list
+
+
+class TwoHeads(Several):
+    def __init__(self, tied) -> None:
+        super().__init__()
+        self.words, self.table = nn.Linear(8, 5), nn.Embedding(5, 8)
+        if tied:
+            self.words.weight = self.table.weight
+
+    def forward(self, x):
+        outputs = super().forward(x)
+        return outputs | {"words": self.words(outputs["features"])}
+
+
+@pytest.mark.parametrize("scheme", ["skipinit", "fixup"])
+@pytest.mark.parametrize(("tied", "named"), [(False, "head, words"), (True, "head")])
+def test_classifiers_among_several_outputs_are_named(scheme, tied, named):
+    """A layer that is tied to an embedding did not start by He."""
+    with pytest.warns(UserWarning, match=f"an output of TwoHeads, .* classifies: {named} started by He"):
+        convert(TwoHeads(tied), IMAGES, scheme=scheme)
 
 
 def test_a_start_by_he_that_was_asked_for_is_no_exception(recwarn):
-    convert(Several(), IMAGES, classifier_init="he")
+    convert(TwoHeads(tied=False), IMAGES, classifier_init="he")
     assert not recwarn.list

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from torch.nn.modules import module as module_hooks
 
 from skipinit.errors import ConfigError, SkipinitError
 from skipinit.nets.create import create_model
-from skipinit.probing.measure import probe
+from skipinit.probing.measure import find_residual_adds, probe
 from support.probe_models import Function, vectors
 
 VECTORS = vectors(64)
@@ -130,6 +131,36 @@ def test_targets_that_do_not_fit():
     assert "cannot go backward" in _error(cut_off, VECTORS, torch.zeros(64, dtype=torch.int64))
     frozen = Function(lambda m, x: x + m.a(x)).requires_grad_(False)
     assert "omit the targets" in _error(frozen, VECTORS, torch.zeros(64, dtype=torch.int64))
+
+
+@dataclass
+class Graph:
+    nodes: torch.Tensor
+    edges: torch.Tensor
+
+    def __post_init__(self):
+        self.nodes = 2 * self.nodes
+
+
+@pytest.mark.filterwarnings("ignore:Sparse .* tensor support is in beta")
+@pytest.mark.parametrize("edges", ["to_dense", "to_sparse", "to_sparse_csr"])
+def test_a_graph_in_a_dataclass_is_the_same_as_its_tensors(edges):
+    adjacency = (torch.rand(64, 64, generator=torch.Generator().manual_seed(0)) < 0.1).float()
+    model = Function(lambda m, x, a: x + (a @ m.a(x)).relu())
+    model.forward = lambda graph: model.function(model, graph.nodes.mul_(0.5), graph.edges)
+    graph = Graph(VECTORS, getattr(adjacency, edges)())
+    (row,) = probe(model, (graph,)).rows
+    branch = (adjacency.double() @ model.a(VECTORS).double()).relu()
+    assert row.branch_variance == pytest.approx(branch.var(correction=0).item(), rel=1e-5)
+    assert torch.equal(graph.nodes, 2 * VECTORS)
+
+
+def test_weights_on_the_meta_device_have_a_structure_but_no_variances():
+    with torch.device("meta"):
+        model = create_model("wrn16_2")
+    shape = torch.Size([2, 3, 32, 32])
+    assert find_residual_adds(model, shape) == find_residual_adds(create_model("wrn16_2"), shape)
+    assert "weight is on the meta device and has no values" in _error(model, shape)
 
 
 def test_integer_input_is_welcome_where_the_model_takes_it():

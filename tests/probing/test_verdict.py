@@ -97,7 +97,8 @@ def test_normalized_branches_of_a_small_network_add_up_linearly():
     batch = 0.6 * torch.randn(256, 32)
     small, deep = (probe(Normalized(depth, torch.relu), batch) for depth in (8, 40))
     alone = fit_growth([row.skip_variance for row in small.rows])
-    assert alone.law == "exponential" and alone.rate > 1.2
+    assert alone.law == "exponential"
+    assert alone.rate > 1.2
     assert small.verdict.growth.law == deep.verdict.growth.law == "linear"
     small.check()
     assert "Advice: none; normalized branches add the same variance" in small.verdict.text

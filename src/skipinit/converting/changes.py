@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import need
 from ..probing.balance import ProbeReport
-from ..probing.rendering import WIDTH, align, shorten, wrap
+from ..probing.rendering import WIDTH, align, plural, shorten, wrap
 
 if TYPE_CHECKING:
     from torch import nn
@@ -48,7 +48,8 @@ class Conversion:
     kept: tuple[str, ...]
     """From scratch: the parameters that were not drawn anew, such as embeddings and tokens."""
     difference: float | None
-    """With `keep_function`: the largest change of an output in evaluation, relative to the largest output."""
+    """With `keep_function`: the largest change of an output in evaluation, relative to the largest output;
+    None if no tensor was found in the outputs."""
     before: ProbeReport
     after: ProbeReport
 
@@ -115,7 +116,7 @@ class Conversion:
         """Table, counts, and the balance before and after, in lines of 80 characters."""
         name = self.before.model
         kept = "" if self.difference is None else f"; outputs in evaluation differ by {self.difference:.1e}"
-        counts = f"{_plural(self.num_norms, 'norm')} removed, {_plural(self.num_blocks, 'block')} scaled"
+        counts = f"{plural(self.num_norms, 'norm')} removed, {plural(self.num_blocks, 'block')} scaled"
         more = f" and {len(self.kept) - _MANY} more" if len(self.kept) > _MANY and not every else ""
         lines = [
             f"{name}, {self.scheme}: {counts}{kept}.",
@@ -136,10 +137,6 @@ class Conversion:
 
 
 _MANY = 12
-
-
-def _plural(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def _summary(lines: list[tuple[str, str, str]]) -> list[tuple[str, str, str]]:

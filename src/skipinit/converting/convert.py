@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from ..errors import ConfigError, SkipinitError, one_line
 from ..probing.adds import BRANCH_SCALAR
-from ..probing.forward import Inputs, Mode, check_model, example_inputs
+from ..probing.forward import Inputs, Mode, check_model, check_values, example_inputs
 from ..probing.measure import measure
+from ..probing.operations import tensors_in
 from .changes import Conversion
 from .first_outputs import start_outputs
 from .fixup import start_fixup
@@ -107,7 +108,7 @@ def convert(
     converted = surgery.model
     if strict and surgery.left:
         raise SkipinitError(f"{type(model).__name__}: {listed(surgery.left)}")
-    difference = compare_outputs(converted, inputs, expected) if keep_function else None
+    difference = compare_outputs(converted, inputs, expected) if expected else None
     if difference is not None and not difference <= rounding_tolerance(expected):
         options = {"scheme": scheme, "biases": biases, "dropout": dropout, "exclude": exclude, "only": only}
         _check_in_double(model, inputs, difference, expected, **options)
@@ -117,7 +118,7 @@ def convert(
     after = replace(measure(converted, inputs, mode), model=before.model)
     unreached = [name for name in unreached_norms(converted, flow.norms) if name in selection]
     left = surgery.left | dict.fromkeys(unreached, "not reached by the inputs")
-    warn_of_exceptions(after, flow, surgery, left, plan, contributing)
+    warn_of_exceptions(after, flow, surgery, left, plan, contributing, compared=difference is not None)
     return Conversion(
         model=converted,
         scheme=scheme,
@@ -180,12 +181,7 @@ def _check_convertible(model: nn.Module) -> None:
         if ".quantized" in type(module).__module__:
             here = f"{name}: {path or 'the model itself'}"
             raise ConfigError(f"{here} is quantized; convert the floating-point model, then quantize that")
-    for path, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if tensor.is_meta:
-            raise ConfigError(
-                f"{name}: {path} is on the meta device and has no values; "
-                "load the weights (model.to_empty, load_state_dict), then convert"
-            )
+    check_values(model)
     for path, tensor in model.named_parameters():
         if not (tensor.is_floating_point() or tensor.is_complex()):
             kind = str(tensor.dtype).removeprefix("torch.")
@@ -193,8 +189,11 @@ def _check_convertible(model: nn.Module) -> None:
 
 
 def _copy(model: nn.Module) -> nn.Module:
+    # A model may hold activations of its last forward, which `deepcopy` refuses because of their graph.
+    held = (tensor for module in model.modules() for tensor in tensors_in(vars(module)))
+    activations: dict[int, Any] = {id(tensor): tensor.detach() for tensor in held if not tensor.is_leaf}
     try:
-        return copy.deepcopy(model)
+        return copy.deepcopy(model, activations)
     except Exception as error:
         reason = f"{type(model).__name__} cannot be copied ({one_line(error)}); convert a fresh one"
         raise SkipinitError(reason) from error

@@ -66,9 +66,9 @@ class Flow:
     calls: Mapping[str, int]
     """How many calls of each module computed something."""
     classifier: str | None
-    """The dense layer that computes the model's output."""
+    """The only dense layer that computes an output of the model; None if there are several."""
     dense_outputs: tuple[str, ...]
-    """The dense layers that compute one of its outputs each."""
+    """All of them."""
     passes: tuple[Pass, ...] = (WHOLE,)
     """Those that the model can do with these inputs; together they run every block in training."""
 
@@ -161,7 +161,7 @@ def _whole_flow(model: nn.Module, inputs: Inputs, norm_types: tuple[type[nn.Modu
         tails = _tails(tracer.adds, users, set(outputs), calls)
         adds = describe_adds(tracer.adds, type(model).__name__)
         norms = find_norms(model, nodes, norm_types)
-        dense = tuple(_dense_outputs(model, outputs))
+        dense = tuple(dict.fromkeys(_dense_outputs(model, outputs)))
         return Flow(
             blocks=tuple(
                 _block(model, add, traced_add, tail, finder.sites.get(traced_add), users)
@@ -175,7 +175,7 @@ def _whole_flow(model: nn.Module, inputs: Inputs, norm_types: tuple[type[nn.Modu
             several_inputs=frozenset(name for name, call in norm_uses.items() if call.tensors > 1),
             norms_on_skip=norms_on_skip(tracer.adds, {node.module for node in norms}),
             calls=calls,
-            classifier=dense[0] if len(outputs) == len(dense) == 1 else None,
+            classifier=dense[0] if len(dense) == 1 else None,
             dense_outputs=dense,
         )
 
@@ -284,7 +284,7 @@ def _returns_sum(add: Node, users: Mapping[Node, list[Node]]) -> bool:
 
 
 def _dense_outputs(model: nn.Module, outputs: list[Node]) -> Iterator[str]:
-    """The dense layers that compute one of the outputs each."""
+    """The dense layers whose result is an output."""
     for node in outputs:
         while node.kind not in (Kind.LINEAR, Kind.RESIDUAL) and len(node.parents) == 1:
             node = node.parents[0]

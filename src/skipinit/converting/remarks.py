@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from ..probing.balance import ProbeReport
 from .flow import Flow
+from .fresh import is_tied
 from .plan import Plan
 from .surgery import Surgery
 
@@ -34,6 +35,7 @@ def warn_of_exceptions(
     left: Mapping[str, str],
     plan: Plan,
     contributing_at_zero: Iterable[str],
+    compared: bool,
 ) -> None:
     """Warn of what matters for training."""
     if surgery.on_site and not any(run.mode == "training" for run in flow.passes):
@@ -41,6 +43,12 @@ def warn_of_exceptions(
         warnings.warn(
             f"{after.model} does not take these inputs in training mode, so its adds are not checked there: "
             f"{listed(unchecked)} may have no scalar in training, if another line of the source adds then",
+            stacklevel=3,
+        )
+    if plan.keep_function and not compared:
+        warnings.warn(
+            f"no floating-point tensor was found in what {after.model} returns, so it was not checked that "
+            "the function is kept; compare the outputs yourself",
             stacklevel=3,
         )
     if plan.keep_function:
@@ -59,10 +67,11 @@ def warn_of_exceptions(
             stacklevel=3,
         )
     started = plan.scheme.fixup or plan.classifier_init != "he"
-    if started and flow.classifier is None and flow.dense_outputs:
+    untied = [n for n in flow.dense_outputs if not is_tied(surgery.model.get_submodule(n), surgery.model)]
+    if started and flow.classifier is None and untied:
         warnings.warn(
-            f"{after.model} returns several tensors, so it is not clear which dense layer classifies: "
-            f"{listed(dict.fromkeys(flow.dense_outputs, ''))} started by He, not at zero or small; "
+            f"several dense layers compute an output of {after.model}, so it is not clear which one "
+            f"classifies: {listed(dict.fromkeys(untied, ''))} started by He, not at zero or small; "
             "scale the layer that computes your logits yourself",
             stacklevel=3,
         )

@@ -5,6 +5,7 @@ This module also turns `inputs` into arguments, for `probe`, `find_residual_adds
 
 from __future__ import annotations
 
+import copy
 import inspect
 import random
 import sys
@@ -90,13 +91,9 @@ def _is_labelled(batch: Sequence[Any]) -> bool:
 
 
 def _copy(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.detach().clone()
-    if type(value) in (list, tuple):
-        return type(value)(_copy(item) for item in value)
-    if type(value) is dict:
-        return {name: _copy(item) for name, item in value.items()}
-    return value
+    """The same with copies of its tensors. These need not be leaves of a graph, as `deepcopy` wants them."""
+    copies: dict[int, Any] = {id(tensor): tensor.detach().clone() for tensor in tensors_in(value)}
+    return copy.deepcopy(value, copies) if copies else value
 
 
 @contextmanager
@@ -115,6 +112,8 @@ def traced(
     their gradient norms.
     """
     check_model(model)
+    if statistics is not None:
+        check_values(model)
     args, kwargs = arguments_of(model, inputs)
     tensors = list(tensors_in((*args, *kwargs.values())))
     if not tensors:
@@ -124,7 +123,8 @@ def traced(
             f"the batch is empty: {', '.join(map(_describe, tensors))}; there is nothing to measure"
         )
     for tensor in tensors:
-        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+        plain = tensor.is_floating_point() and tensor.layout is torch.strided and not tensor.is_meta
+        if plain and not bool(tensor.isfinite().all()):
             raise ConfigError(f"the input {_describe(tensor)} holds NaN or infinity before the model runs")
     tracer = Tracer(model, tensors, statistics)
     if around is None:
@@ -155,10 +155,21 @@ def check_model(model: object) -> None:
             raise ConfigError(f"{name}: {path} has no size yet; call the model once on a batch first")
 
 
+def check_values(model: nn.Module) -> None:
+    """Raise if a weight is on the meta device."""
+    for path, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.is_meta:
+            raise ConfigError(
+                f"{type(model).__name__}: {path} is on the meta device and has no values; "
+                "load the weights first (model.to_empty, load_state_dict)"
+            )
+
+
 def _no_tensor(inputs: Any) -> ConfigError:
     return ConfigError(
         f"inputs is a {type(inputs).__name__} without a tensor; give a tensor, a tuple of arguments, "
-        "a dictionary of keyword arguments, or a shape such as (8, 3, 224, 224)"
+        "a dictionary of keyword arguments, or a shape such as (8, 3, 224, 224); tensors inside an object "
+        "are found if it is a list, tuple, mapping or dataclass"
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from functools import cache
 from typing import Any, NamedTuple
@@ -277,15 +277,16 @@ def storage_of(tensor: Tensor) -> Any:
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    """All tensors in a value, also inside lists, tuples and mappings."""
+    """All tensors in a value, also inside lists, tuples, mappings and dataclasses."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, (list, tuple)):
         for item in value:
             yield from tensors_in(item)
     elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from tensors_in(item)
+        yield from tensors_in(list(value.values()))
+    elif is_dataclass(type(value)):
+        yield from tensors_in([getattr(value, field.name, None) for field in fields(value)])
 
 
 def written_by(
