@@ -98,7 +98,7 @@ def sweep(
         engine: `local`, or `ray` for the cluster that RAY_ADDRESS names (extra `cluster`).
         time_limit: seconds after which to write checkpoints and stop.
         pack_size: trials that step together on a GPU; measured if not given.
-        progress: show a bar where standard error is a terminal.
+        progress: show a bar where standard error is a terminal, elsewhere a line each minute.
         observer: called with every event (`skipinit.training.records`) after it is recorded.
     """
     grid = expand(axes) if isinstance(axes, Mapping) else read_grid(Path(axes))

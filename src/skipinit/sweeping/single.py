@@ -66,7 +66,7 @@ def train(
         micro_batch: the most examples on the device at once; larger batches are accumulated.
         checkpoint_seconds: least time between two checkpoints, which are written at the end of an epoch.
         tensorboard: also write TensorBoard events into the folder (extra `tensorboard`).
-        progress: show a bar where standard error is a terminal.
+        progress: show a bar where standard error is a terminal, elsewhere a line each minute.
         stop: a request to stop, besides signals.
     """
     if not isinstance(config, TrainConfig):

@@ -1,7 +1,8 @@
-"""Control of a long computation: its progress bar, and requests to stop."""
+"""Control of a long computation: its progress, and requests to stop."""
 
 from __future__ import annotations
 
+import math
 import signal
 import sys
 import threading
@@ -13,6 +14,11 @@ from types import FrameType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from ..notation import duration_text
+
+_LOG_SECONDS = 60.0
+"""Between two lines about the progress in a log."""
 
 
 class Stop:
@@ -54,25 +60,37 @@ def say_once(words: str) -> None:
 
 
 class Bar:
-    """A progress bar with a description."""
+    """A progress bar with a description; in a log, a line each minute."""
 
-    def __init__(self, progress: Progress, total: int) -> None:
+    def __init__(self, progress: Progress, total: int, logs: bool) -> None:
         self.progress, self.task = progress, progress.add_task("starting", total=total)
+        self.logged_at = time.monotonic() if logs else math.inf
 
     def update(self, done: int, words: str | None = None) -> None:
         """Move to a step; replace the description if `words` are given."""
         self.progress.update(self.task, completed=done, description=words)
+        self._log()
 
     def advance(self, steps: int) -> None:
         """Move by a number of steps."""
         self.progress.advance(self.task, steps)
+        self._log()
+
+    def _log(self) -> None:
+        now = time.monotonic()
+        if now - self.logged_at < _LOG_SECONDS:
+            return
+        self.logged_at = now
+        task = self.progress.tasks[self.task]
+        left = "" if task.time_remaining is None else f", about {duration_text(task.time_remaining)} left"
+        print(f"{task.description}, {task.completed:.0f}/{task.total:.0f}{left}", file=sys.stderr, flush=True)
 
 
 @contextmanager
 def steps_bar(total: int, shown: bool) -> Iterator[Bar]:
-    """A bar over `total` steps, on standard error if that is a terminal."""
+    """A bar over `total` steps on standard error, or lines if that is no terminal; nothing if not `shown`."""
     console = Console(stderr=True)
     hidden = not (shown and console.is_terminal)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
-        yield Bar(progress, total)
+        yield Bar(progress, total, logs=shown and hidden)
