@@ -114,6 +114,7 @@ def test_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     monkeypatch.setitem(EXHIBITS, "figure2", replace(EXHIBITS["figure2"], probes=("figure2a",)))
     assert command.demo(seed=3, out=tmp_path / "demo") == 0
     text = capsys.readouterr().out
+    assert text.partition("\n")[0].endswith(f"Everything goes into {tmp_path / 'demo'}.")
     assert len(re.findall(r"^ +\d+ s  16 layers, ", text, flags=re.MULTILINE)) == 4
     assert re.search(r"[0-4] of 4 cells agree with the paper", text)
     assert f"Open {tmp_path / 'demo' / 'report.html'} in a browser" in text

@@ -46,7 +46,8 @@ def demo(seed: int = 0, out: Path = Path("demo")) -> int:
     from ..reporting.page import report
 
     console = Console(highlight=False)
-    console.print(f"{PRESETS['demo'].about}. Everything goes into {out}.")
+    about = PRESETS["demo"].about
+    console.print(f"{about[:1].upper()}{about[1:]}. Everything goes into {out}.", soft_wrap=True)
     with _clock(out / "seconds.txt") as seconds:
         board = Board(console, out, seed, seconds)
         with Live(board, console=console, refresh_per_second=2) if console.is_terminal else nullcontext():
@@ -60,7 +61,7 @@ def demo(seed: int = 0, out: Path = Path("demo")) -> int:
             return INTERRUPTED
         if not console.is_terminal:
             console.print(board)
-        console.print(board.summary())
+        console.print(board.summary(), soft_wrap=True)
         page = report(out, out / "report.html")
         console.print(f"\nOpen {page} in a browser ({seconds():.0f} s in all).\n{_NEXT}", soft_wrap=True)
     return FAILED_TRIALS if outcome.failures else 0
