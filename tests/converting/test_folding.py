@@ -14,6 +14,7 @@ from skipinit.converting.convert import convert
 from skipinit.converting.extensions import ChannelAffine
 from skipinit.errors import SkipinitError
 from skipinit.nets.create import create_model
+from skipinit.probing.measure import measure
 from support.convert_models import (
     CifarResNet,
     Lines,
@@ -276,6 +277,22 @@ def test_activations_that_a_model_keeps_are_no_obstacle():
     model(IMAGES).logits.sum().backward()
     assert model.last.requires_grad
     assert convert(model, IMAGES, keep_function=True).difference < 1e-5
+
+
+@pytest.mark.parametrize(("keep", "mode"), [(True, "evaluation"), (False, "whole")])
+def test_reports_are_those_of_passes_of_their_own_and_no_pass_is_run_twice(keep, mode):
+    class Counted(PreActivationResNet):
+        calls = 0
+
+        def forward(self, x):
+            Counted.calls += 1
+            return super().forward(x)
+
+    model = with_statistics(Counted())
+    conversion = convert(model, IMAGES, keep_function=keep, seed=None if keep else 0)
+    assert Counted.calls == 8
+    assert conversion.before.rows == measure(model, IMAGES, mode).rows
+    assert conversion.after.rows == measure(conversion.model, IMAGES, mode).rows
 
 
 def test_modes_are_kept():

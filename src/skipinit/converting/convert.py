@@ -16,18 +16,19 @@ from torch import Tensor, nn
 
 from ..errors import ConfigError, SkipinitError, one_line
 from ..probing.adds import BRANCH_SCALAR
-from ..probing.forward import Inputs, Mode, check_model, check_values, example_inputs
-from ..probing.measure import measure
+from ..probing.forward import Inputs, check_model, check_values, example_inputs
+from ..probing.measure import measure, measure_with_outputs
 from ..probing.operations import tensors_in
 from .changes import Conversion
 from .first_outputs import start_outputs
 from .fixup import start_fixup
 from .flow import Flow, find_flow
 from .folding import (
-    compare_outputs,
-    finite_outputs,
+    check_finite,
+    floating_tensors,
     in_double,
     is_batch_norm,
+    largest_difference,
     rounding_tolerance,
 )
 from .passes import WHOLE, Pass
@@ -101,21 +102,24 @@ def convert(
         disable_inplace(prepared)
     flow = find_flow(prepared, inputs, norm_types)
     _check_flow(prepared, flow, selection, keep_function)
-    mode: Mode = "evaluation" if keep_function else "whole"
-    before = measure(prepared, inputs, mode)
-    expected = finite_outputs(prepared, inputs) if keep_function else []
+    before, expected = flow.report, list[Tensor]()
+    if keep_function:
+        before, outputs = measure_with_outputs(prepared, inputs, "evaluation")
+        expected = floating_tensors(outputs)
+        check_finite(expected, before.model)
     surgery, contributing = _operate(prepared, flow, plan, selection, norm_types, inputs)
     converted = surgery.model
     if strict and surgery.left:
         raise SkipinitError(f"{type(model).__name__}: {listed(surgery.left)}")
-    difference = compare_outputs(converted, inputs, expected) if expected else None
-    if difference is not None and not difference <= rounding_tolerance(expected):
-        options = {"scheme": scheme, "biases": biases, "dropout": dropout, "exclude": exclude, "only": only}
-        _check_in_double(model, inputs, difference, expected, **options)
     if plan.scheme.fixup:
         start_fixup(surgery, inputs)
     start_outputs(surgery, inputs)
-    after = replace(measure(converted, inputs, mode), model=before.model)
+    after, outputs = measure_with_outputs(converted, inputs, "evaluation" if keep_function else "whole")
+    after = replace(after, model=before.model)
+    difference = largest_difference(floating_tensors(outputs), expected) if expected else None
+    if difference is not None and not difference <= rounding_tolerance(expected):
+        options = {"scheme": scheme, "biases": biases, "dropout": dropout, "exclude": exclude, "only": only}
+        _check_in_double(model, inputs, difference, expected, **options)
     unreached = [name for name in unreached_norms(converted, flow.norms) if name in selection]
     left = surgery.left | dict.fromkeys(unreached, "not reached by the inputs")
     warn_of_exceptions(after, flow, surgery, left, plan, contributing, compared=difference is not None)

@@ -14,7 +14,9 @@ from torch import nn
 
 from ..errors import ConfigError
 from ..probing.adds import ResidualAdd, TracedAdd, describe_adds
+from ..probing.balance import ProbeReport
 from ..probing.forward import Inputs, Mode, traced
+from ..probing.measure import StatisticsBuffer, report_of
 from ..probing.operations import Kind, Node, origins, tensors_in
 from ..probing.trace import Tracer
 from .norm_uses import find_feeders, find_norms, norm_calls, norms_on_skip
@@ -69,6 +71,8 @@ class Flow:
     """The only dense layer that computes an output of the model; None if there are several."""
     dense_outputs: tuple[str, ...]
     """All of them."""
+    report: ProbeReport
+    """The balance in this pass."""
     passes: tuple[Pass, ...] = (WHOLE,)
     """Those that the model can do with these inputs; together they run every block in training."""
 
@@ -138,7 +142,9 @@ def _sites_elsewhere(
 
 
 @contextmanager
-def _sites(model: nn.Module, inputs: Inputs, mode: Mode) -> Iterator[tuple[Tracer, SiteFinder, Any]]:
+def _sites(
+    model: nn.Module, inputs: Inputs, mode: Mode, statistics: StatisticsBuffer | None = None
+) -> Iterator[tuple[Tracer, SiteFinder, Any]]:
     """A traced pass, with the sites of its adds and the model's output."""
     finders: list[SiteFinder] = []
 
@@ -146,14 +152,14 @@ def _sites(model: nn.Module, inputs: Inputs, mode: Mode) -> Iterator[tuple[Trace
         finders.append(SiteFinder(tracer))
         return finders[-1]
 
-    with traced(model, inputs, mode, around=watch) as (tracer, output):
+    with traced(model, inputs, mode, statistics, around=watch) as (tracer, output):
         yield tracer, finders[0], output
 
 
 def _whole_flow(model: nn.Module, inputs: Inputs, norm_types: tuple[type[nn.Module], ...]) -> Flow:
     with (
         norm_calls(model) as norm_uses,
-        _sites(model, inputs, WHOLE.mode) as (tracer, finder, output),
+        _sites(model, inputs, WHOLE.mode, StatisticsBuffer()) as (tracer, finder, output),
     ):
         outputs = _output_nodes(tracer, output)
         nodes = _ancestors([*outputs, *(add.node for add in tracer.adds)])
@@ -177,6 +183,7 @@ def _whole_flow(model: nn.Module, inputs: Inputs, norm_types: tuple[type[nn.Modu
             calls=calls,
             classifier=dense[0] if len(dense) == 1 else None,
             dense_outputs=dense,
+            report=report_of(tracer, model),
         )
 
 

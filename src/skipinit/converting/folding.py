@@ -17,7 +17,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..errors import ConfigError, SkipinitError
 from ..nets.layers import CONVOLUTIONS_AND_DENSE
-from ..probing.forward import Inputs, arguments_of
 from ..probing.operations import tensors_in
 
 
@@ -85,20 +84,17 @@ def fold(layer: nn.Module, affine: Affine) -> None:
     layer.register_parameter("bias", nn.Parameter(bias.to(weight), requires_grad=weight.requires_grad))
 
 
-def finite_outputs(model: nn.Module, inputs: Inputs) -> list[Tensor]:
-    """The floating-point outputs in evaluation mode; raises if one is not finite."""
-    outputs = outputs_in_evaluation(model, inputs)
+def check_finite(outputs: Sequence[Tensor], model: str) -> None:
+    """Raise if an output of the model of that class in evaluation mode is not finite."""
     if not all(bool(output.isfinite().all()) for output in outputs):
         raise SkipinitError(
-            f"{type(model).__name__} gives NaN or infinity in evaluation mode: there is no function to keep; "
+            f"{model} gives NaN or infinity in evaluation mode: there is no function to keep; "
             "its running statistics do not fit: train it first, or use keep_function=False"
         )
-    return outputs
 
 
-def compare_outputs(model: nn.Module, inputs: Inputs, expected: Sequence[Tensor]) -> float:
-    """max |output - expected| / max |expected| in evaluation mode, over all tensors; NaN if anything is."""
-    outputs = outputs_in_evaluation(model, inputs)
+def largest_difference(outputs: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+    """max |output - expected| / max |expected| over all tensors; NaN if anything is."""
     if len(outputs) != len(expected):
         return math.inf
     ratios = [
@@ -125,15 +121,6 @@ def in_double(value: Any) -> Any:
     return type(value)(in_double(item) for item in value) if type(value) in (list, tuple) else value
 
 
-@torch.no_grad()
-def outputs_in_evaluation(model: nn.Module, inputs: Inputs) -> list[Tensor]:
-    """The floating-point tensors of the model's output; its training mode is left as it was."""
-    modes = [(module, module.training) for module in model.modules()]
-    args, kwargs = arguments_of(model, inputs)
-    model.eval()
-    try:
-        output = model(*args, **kwargs)
-    finally:
-        for module, mode in modes:
-            module.training = mode
-    return [tensor for tensor in tensors_in(output) if tensor.is_floating_point()]
+def floating_tensors(outputs: Any) -> list[Tensor]:
+    """The floating-point tensors of what a model returned."""
+    return [tensor for tensor in tensors_in(outputs) if tensor.is_floating_point()]

@@ -17,6 +17,7 @@ from .adds import ResidualAdd, TracedAdd, describe_adds
 from .balance import ProbeReport, ProbeRow
 from .forward import Inputs, Mode, traced
 from .operations import Kind, TensorInfo
+from .trace import Tracer
 
 Loss = Callable[[Any, Tensor], Tensor]
 _CHUNK_ON_CPU = 1 << 18
@@ -57,17 +58,28 @@ def measure(
     """`probe` with the model in the given mode."""
     if loss is not None and not callable(loss):
         raise ConfigError(f"loss={loss!r} is no function of the model's output and the targets")
-    statistics = StatisticsBuffer()
-    with traced(model, inputs, mode, statistics, gradients=targets is not None) as (tracer, output):
+    gradients = targets is not None
+    with traced(model, inputs, mode, StatisticsBuffer(), gradients) as (tracer, output):
         squares = {} if targets is None else _squared_gradients(model, output, targets, loss)
-        name = type(model).__name__
-        adds = describe_adds(tracer.adds, name)
-        values = _Measurements(tracer.adds, statistics, squares)
-        rows = [_row(add, traced_add, values) for add, traced_add in zip(adds, tracer.adds, strict=True)]
+        return report_of(tracer, model, squares)
+
+
+def measure_with_outputs(model: nn.Module, inputs: Inputs, mode: Mode) -> tuple[ProbeReport, Any]:
+    """The report of a pass, and what the model returned."""
+    with traced(model, inputs, mode, StatisticsBuffer()) as (tracer, output):
+        return report_of(tracer, model), output
+
+
+def report_of(tracer: Tracer, model: nn.Module, squares: dict[str, Tensor] | None = None) -> ProbeReport:
+    """The report of a pass that was traced with statistics; `squares`: of the parameters' gradients."""
+    assert tracer.statistics is not None
+    adds = describe_adds(tracer.adds, type(model).__name__)
+    values = _Measurements(tracer.adds, tracer.statistics, squares or {})
+    rows = [_row(add, traced_add, values) for add, traced_add in zip(adds, tracer.adds, strict=True)]
     finite = [row.is_finite for row in rows]
     end = finite.index(False) if False in finite else len(rows)
     return ProbeReport(
-        model=name,
+        model=type(model).__name__,
         rows=tuple(rows[:end]),
         adds=tuple(adds[:end]),
         num_blocks=len(adds),
