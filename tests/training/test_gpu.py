@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -173,18 +174,24 @@ def test_a_users_model_trains_beside_the_graph_as_alone(tmp_path: Path) -> None:
 def test_a_pack_whose_graph_does_not_fit_is_halved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory ends while the graph of four runs is captured; two at a time fit."""
     captured: list[int] = []
-    warm_up = OneGraph._warm_up
+    warm_up, capture = OneGraph._warm_up, OneGraph._capture
     total = torch.cuda.get_device_properties("cuda").total_memory
 
     def limit_memory_after(graph: OneGraph, work: Callable[[Run], object]) -> None:
-        torch.cuda.set_per_process_memory_fraction(1.0)
         warm_up(graph, work)
         captured.append(len(graph.runs))
         torch.cuda.empty_cache()
         if len(graph.runs) > 2:
             torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_reserved() / total)
 
+    def lift_limit_after(graph: OneGraph, work: Callable[[Run], Any]) -> Any:
+        try:
+            return capture(graph, work)
+        finally:
+            torch.cuda.set_per_process_memory_fraction(1.0)
+
     monkeypatch.setattr(OneGraph, "_warm_up", limit_memory_after)
+    monkeypatch.setattr(OneGraph, "_capture", lift_limit_after)
     configs = tuple(replace(_CONFIG, seed=seed) for seed in range(4))
     run_sweep(Grid(configs), tmp_path / "pack", device="cuda", pack_size=4, progress=False)
     assert captured[0] == 4

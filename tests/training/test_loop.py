@@ -170,7 +170,7 @@ class _FakeCapture:
 @pytest.fixture
 def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     fakes = {"Stream": _FakeStream, "current_stream": lambda: _MAIN, "graph": _FakeCapture}
-    for name in ("CUDAGraph", "graph_pool_handle"):
+    for name in ("CUDAGraph", "graph_pool_handle", "default_generators", "current_device"):
         fakes[name] = mock.MagicMock()
     for name, fake in fakes.items():
         monkeypatch.setattr(torch.cuda, name, fake)
@@ -185,15 +185,19 @@ def _three_runs() -> list[Run]:
 
 def test_a_lack_of_memory_during_a_capture_is_seen_as_such(fake_cuda: None) -> None:
     """A pack is halved for it, and for no other error."""
-    runs, calls = _three_runs(), []
+    runs = _three_runs()
+    calls: list[object] = []
 
     def work(run: Run) -> None:
         calls.append(run)
-        if len(calls) == 3 * len(runs) + 2:  # each is warmed up by three
+        if calls.count(runs[1]) == 3 + 1:  # it is warmed up by three
             raise torch.OutOfMemoryError("CUDA out of memory")
 
+    registered = torch.cuda.CUDAGraph.return_value.register_generator_state  # type: ignore[attr-defined]
+    registered.side_effect = lambda generator: calls.append("generator")
     with pytest.raises(torch.OutOfMemoryError):
         OneGraph(runs, capture_scores=False)._capture(work)
+    assert calls[:4] == ["generator"] * 4, "memory for the generators is taken first"
     assert calls[-2:] == runs[:2]
 
 

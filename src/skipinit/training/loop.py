@@ -83,10 +83,12 @@ class OneGraph:
         return [result.clone() for result in results]
 
     def _capture(self, work: Callable[[Run], Any]) -> tuple[torch.cuda.CUDAGraph, list[Any]]:
-        self._warm_up(work)
         graph = torch.cuda.CUDAGraph()
-        for run in self.runs:
-            graph.register_generator_state(run.generator)
+        # Before the warm-up takes memory: if a generator's few bytes are refused, torch aborts the process.
+        own = torch.cuda.default_generators[torch.cuda.current_device()]  # each capture registers this one
+        for generator in (own, *(run.generator for run in self.runs)):
+            graph.register_generator_state(generator)
+        self._warm_up(work)
         results: list[Any] = []
         # Of this thread alone: another one may pin the next photographs meanwhile, which CUDA would refuse.
         with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
