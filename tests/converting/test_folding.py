@@ -193,7 +193,9 @@ def test_layer_norms_stay_beside_batch_norms():
     model, x = with_statistics(Net()).double(), torch.randn(4, 6, dtype=torch.float64)
     conversion = convert(model, x, keep_function=True)
     converted = conversion.model
-    assert conversion.left == ("layer_norm, LayerNorm is no batch norm",)
+    assert conversion.left == (
+        "layer_norm, LayerNorm normalizes each example by itself, which no scale and shift computes",
+    )
     torch.testing.assert_close(converted.eval()(x), model.eval()(x))
 
 
@@ -214,9 +216,7 @@ def test_what_is_not_finite_cannot_be_kept():
 
 
 def test_layer_norm_cannot_be_kept():
-    with pytest.raises(
-        SkipinitError, match=r"blocks.0.norm1 \(LayerNorm\) normalizes each example by itself"
-    ):
+    with pytest.raises(SkipinitError, match=r"blocks.0.norm1: LayerNorm normalizes each example by itself"):
         convert(ViT(2), IMAGES, keep_function=True)
 
 
@@ -293,6 +293,28 @@ def test_reports_are_those_of_passes_of_their_own_and_no_pass_is_run_twice(keep,
     assert Counted.calls == 8
     assert conversion.before.rows == measure(model, IMAGES, mode).rows
     assert conversion.after.rows == measure(conversion.model, IMAGES, mode).rows
+
+
+class InlineNorm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 3, 3, padding=1)
+        self.register_buffer("mean", torch.zeros(3))
+        self.register_buffer("variance", torch.ones(3))
+
+    def forward(self, x):
+        return x + nn.functional.batch_norm(self.conv(x), self.mean, self.variance, training=self.training)
+
+
+def test_a_batch_norm_that_is_no_module_is_named():
+    """It stays, so the network still depends on the other examples of the batch."""
+    said = "InlineNorm runs a batch norm in its own forward, only modules can be folded"
+    with pytest.raises(SkipinitError, match=f"no batch norm to fold; 0: {said}"):
+        convert(nn.Sequential(InlineNorm()), IMAGES, keep_function=True)
+    model = nn.Sequential(nn.BatchNorm2d(3), InlineNorm())
+    with pytest.warns(UserWarning, match=f"left as they were: 1 .{said}"):
+        conversion = convert(model, IMAGES, keep_function=True)
+    assert conversion.left == (f"1, {said}",)
 
 
 def test_modes_are_kept():

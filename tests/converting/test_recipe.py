@@ -172,7 +172,8 @@ PAIR = (torch.randn(4, 2), torch.tensor([0, 1, 0, 1]))
             "of Linear requires a gradient",
         ),
         (lambda: skipinit.recipe(nn.Linear(2, 2), 0.1).step(1.0), "the loss is a float; it must be a tensor"),
-        (lambda: skipinit.recipe(nn.Linear(2, 2), 0.1).step(PAIR[0]), "of one number, with a gradient"),
+        (lambda: skipinit.recipe(nn.Linear(2, 2), 0.1).step(PAIR[0]), "is a tensor of 8; it must be"),
+        (lambda: skipinit.recipe(nn.Linear(2, 2), 0.1).step(torch.ones(())), "the loss has no gradient"),
     ],
 )
 def test_mistakes_are_explained_in_one_line(attempt, message):

@@ -34,7 +34,7 @@ from .folding import (
 from .passes import WHOLE, Pass
 from .plan import Choice, ClassifierStart, Plan, Selection, as_choices, make_plan, make_selection
 from .remarks import listed, warn_of_exceptions
-from .removal import unreached_norms
+from .removal import unreached_norms, why_not_folded
 from .surgery import Surgery, disable_inplace
 
 
@@ -215,11 +215,9 @@ def _check_flow(model: nn.Module, flow: Flow, selection: Selection, keep_functio
     if not any(name in selection for name in (*flow.norms, *(block.add.module for block in flow.blocks))):
         raise SkipinitError(f"{name}: exclude= and only= leave no norm and no residual add to convert")
     if keep_function and not any(is_batch_norm(model.get_submodule(norm)) for norm in flow.norms):
-        kind = type(model.get_submodule(flow.norms[0])).__name__
-        raise SkipinitError(
-            f"{name} has no batch norm to fold; {flow.norms[0]} ({kind}) normalizes each example by itself, "
-            "which no scale and shift computes: use keep_function=False"
-        )
+        first = flow.norms[0]
+        why = why_not_folded(model.get_submodule(first), first in flow.over_batch)
+        raise SkipinitError(f"{name} has no batch norm to fold; {first}: {why}; use keep_function=False")
 
 
 def _check_norms(norms: type[nn.Module] | Sequence[type[nn.Module]]) -> tuple[type[nn.Module], ...]:

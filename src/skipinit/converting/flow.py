@@ -59,6 +59,8 @@ class Flow:
     """Every module that normalizes, in order, with frozen batch norms and the user's own types."""
     feeders: Mapping[str, str]
     """For a norm: the module whose linear map is its input, where nothing else uses that map's output."""
+    over_batch: frozenset[str]
+    """Those of the norms that run a batch norm of torch, as a module or in their own forward."""
     overwritten: frozenset[str]
     """Norms whose output an in-place function writes into."""
     several_inputs: frozenset[str]
@@ -175,6 +177,8 @@ def _whole_flow(model: nn.Module, inputs: Inputs, norm_types: tuple[type[nn.Modu
             ),
             norms=tuple(dict.fromkeys(norms.values())),
             feeders=find_feeders(norms, nodes, users, set(outputs)),
+            # A tracer with statistics measures the input of batch norms alone.
+            over_batch=frozenset(name for n, name in norms.items() if n.input_statistics is not None),
             overwritten=frozenset(
                 name for name, call in norm_uses.items() if call.output._version > call.version
             ),

@@ -51,9 +51,13 @@ class Recipe:
 
         Every 50 steps a warning says whether the network does not learn.
         """
-        if not (isinstance(loss, Tensor) and loss.requires_grad and loss.numel() == 1):
-            kind = type(loss).__name__
-            raise ConfigError(f"the loss is a {kind}; it must be a tensor of one number, with a gradient")
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            kind = f"tensor of {loss.numel()}" if isinstance(loss, Tensor) else type(loss).__name__
+            raise ConfigError(f"the loss is a {kind}; it must be a tensor of one number")
+        if not loss.requires_grad:
+            raise ConfigError(
+                "the loss has no gradient; compute it from the model's outputs without no_grad or detach"
+            )
         self.optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.parameters, self.clip_norm)

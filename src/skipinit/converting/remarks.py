@@ -10,6 +10,7 @@ from ..probing.balance import ProbeReport
 from .flow import Flow
 from .fresh import is_tied
 from .plan import Plan
+from .removal import NO_BATCH_NORM
 from .surgery import Surgery
 
 _NAMED = 6
@@ -52,7 +53,7 @@ def warn_of_exceptions(
             stacklevel=3,
         )
     if plan.keep_function:
-        left = {name: reason for name, reason in left.items() if "no batch norm" not in reason}
+        left = {name: reason for name, reason in left.items() if NO_BATCH_NORM not in reason}
     if left:
         warnings.warn(
             f"left as they were: {listed(left)}; strict=True makes this an error, exclude= silences it",

@@ -16,6 +16,7 @@ from .flow import Flow
 from .folding import as_affine, can_fold, fold, is_batch_norm, is_frozen_batch_norm
 from .plan import Plan, Selection
 
+NO_BATCH_NORM = "normalizes each example by itself, which no scale and shift computes"
 NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
@@ -29,6 +30,14 @@ def unreached_norms(model: nn.Module, reached: Iterable[str]) -> list[str]:
     """Norms that took no part in the forward pass."""
     names = set(reached)
     return [name for name, module in model.named_modules() if isinstance(module, NORMS) and name not in names]
+
+
+def why_not_folded(norm: nn.Module, over_batch: bool) -> str:
+    """Why a norm that is no batch norm stays if the function is kept; `over_batch`: its forward runs one."""
+    kind = type(norm).__name__
+    if over_batch and not is_norm(norm):
+        return f"{kind} runs a batch norm in its own forward, only modules can be folded"
+    return f"{kind} {NO_BATCH_NORM}"
 
 
 class NormRemoval:
@@ -88,7 +97,7 @@ class NormRemoval:
         if name in self.flow.several_inputs:
             return f"{kind} takes several tensors, so it is more than a norm"
         if self.plan.keep_function:
-            return "" if is_batch_norm(norm) else f"{kind} is no batch norm"
+            return "" if is_batch_norm(norm) else why_not_folded(norm, name in self.flow.over_batch)
         if name in self.unscaled:
             return "its branch has no scalar"
         if is_norm(norm) or isinstance(norm, self.norm_types):
