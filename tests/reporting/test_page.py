@@ -217,6 +217,14 @@ def test_a_figure_says_who_failed() -> None:
     assert "No normalization fails at 256" in page.text
 
 
+@pytest.mark.parametrize(("preset", "several"), [("smoke", False), ("quick", True)])
+def test_best_rates_are_drawn_only_where_several_were_tried(preset: str, several: bool) -> None:
+    page = Page(make_page(make_collection(trials(preset, names=("figure3", "figure6")))))
+    labels = [str(attributes["aria-label"]) for tag, attributes in page.elements if tag == "svg"]
+    assert any("test accuracy" in label for label in labels)
+    assert any("best learning rate" in label for label in labels) == several
+
+
 def test_a_method_has_one_colour_in_all_figures(text: str) -> None:
     """Its legend entry is drawn in the colour of its curve, the text after it."""
     colours: dict[str, set[str]] = {}

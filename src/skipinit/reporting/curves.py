@@ -87,17 +87,23 @@ _OVER_BATCH_SIZE = ("batchnorm", "skipinit", "regularized-skipinit", "none")
 
 
 def draw_sweep(exhibit: Exhibit, metric: Metric, cells: Sequence[ExhibitCell], id: str) -> list[str]:
-    """A panel for each curve of the figure, against batch size on log axes."""
+    """A panel for each curve of the figure, against batch size on log axes.
+
+    A rate that was tried alone is not a best one: best rates are drawn only where several were tried.
+    """
     mine = [cell for cell in cells if cell.exhibit.name == exhibit.name and metric in cell.results]
     panels = []
     for curve in exhibit.curves:
+        shown = [cell for cell in mine if curve == "value" or len(cell.results[metric].tried) > 1]
+        if not shown:
+            continue
         name = _METRIC[metric] if curve == "value" else "best learning rate"
         figure, axes = new_panel()
         for method in exhibit.methods:
-            results = {cell.at: cell.results[metric] for cell in mine if cell.method.name == method}
+            results = {cell.at: cell.results[metric] for cell in shown if cell.method.name == method}
             trained = {at: _point(each, curve) for at, each in sorted(results.items()) if not each.failed}
             _draw_curve(axes, trained, COLORS[_OVER_BATCH_SIZE.index(method)], SHORT[method])
-        _batch_axis(axes, sorted({cell.at for cell in mine}))
+        _batch_axis(axes, sorted({cell.at for cell in shown}))
         axes.set_ylabel(name)
         if curve == "rate":
             axes.set_yscale("log", base=2)

@@ -234,10 +234,10 @@ def _sweep_pictures(tables: list[ResultTable], collection: Collection) -> list[P
         Picture(
             f"{table.exhibit.label}: {table.title} — {table.label}",
             " · ".join([table.conditions, *table.failed]),
-            draw_sweep(table.exhibit, table.metric, collection.sets[table.label], table.id),
+            panels,
         )
         for table in tables
-        if table.exhibit.curves
+        if (panels := draw_sweep(table.exhibit, table.metric, collection.sets[table.label], table.id))
     ]
 
 
