@@ -40,10 +40,15 @@ def _first_that_fits(
 ) -> Any:
     for kind in kinds_of(hint):
         try:
-            return convert(kind, value)
+            return convert(kind, plain(value))
         except (ValueError, OverflowError):
             continue
     raise not_allowed(name, value, hint, within)
+
+
+def plain(value: Any) -> Any:
+    """Python's numbers and lists in place of those of NumPy and torch, such as `numpy.logspace` makes."""
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def not_allowed(name: str, value: object, hint: Any, within: str) -> ConfigError:

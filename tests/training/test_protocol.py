@@ -8,7 +8,9 @@ import sys
 from dataclasses import replace
 from typing import Any, cast
 
+import numpy as np
 import pytest
+import torch
 
 from skipinit.config import ModelConfig, rerun, to_dict, train_from_dict, train_from_json
 from skipinit.errors import ConfigError
@@ -62,6 +64,15 @@ def test_folders_follow_the_imagenet_protocol() -> None:
 def test_a_value_that_is_not_allowed_is_named(given: dict[str, float], line: str) -> None:
     with pytest.raises(ConfigError, match=line):
         make_train_config(_MODEL, "cifar10", **given)
+
+
+def test_numbers_of_numpy_and_torch_are_those_of_python() -> None:
+    given = {"lr": np.float32(0.25), "epochs": np.int64(3), "seed": torch.tensor(1)}
+    of_numpy = make_train_config(_MODEL, "cifar10", **given)
+    config = make_train_config(_MODEL, "cifar10", lr=0.25, epochs=3, seed=1)
+    assert of_numpy == config
+    assert identity(of_numpy) == identity(config)
+    assert [type(of_numpy.lr), type(of_numpy.epochs), type(of_numpy.seed)] == [float, int, int]
 
 
 def test_the_text_of_a_model_is_refused_with_what_to_write() -> None:

@@ -27,7 +27,7 @@ from ..data.catalog import DATA_SETS, describe
 from ..errors import ConfigError, DataError, unknown_name
 from ..files import read_whole
 from ..nets.own import name_factory
-from ..notation import read_value
+from ..notation import plain, read_value
 from ..training.protocol import (
     check_fit,
     identity,
@@ -53,21 +53,16 @@ AXES: dict[str, Any] = _axis_types()
 
 def axis_values(axis: str, given: object) -> list[Any]:
     """The values of an axis from text, a list, an array or one value, each of the axis's type."""
-    given = _plain(given)
+    given = plain(given)
     if isinstance(given, str):
         items = [item for part in given.split(",") for item in _items(axis, part.strip())]
     elif isinstance(given, Sequence):
-        items = [_plain(item) for item in given]
+        items = list(given)
     else:
         items = [given]
     if not items or "" in items:
         raise ConfigError(f"axis {axis}: {given!r} has an empty place; give one value or more")
     return [read_value(f"axis {axis}:", item, AXES[axis]) for item in items]
-
-
-def _plain(value: Any) -> Any:
-    """Lists and numbers of Python in place of those of numpy and torch, such as `numpy.logspace` makes."""
-    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def _items(axis: str, text: str) -> Sequence[object]:
