@@ -27,8 +27,9 @@ COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
 """Those of Okabe and Ito, which colour-blind readers can tell apart; markers differ too."""
 MARKERS = ("o", "s", "^", "D")
 SKIP, BRANCH, MOVING_VARIANCE, MOVING_MEAN = COLORS
-# Where two series coincide, both stay visible: a small square inside a larger circle.
+# Where two series coincide, both stay visible: a small square in a circle, a thin line on a thick one.
 _MARKER_SIZES = (6.5, 3.5, 5, 4)
+_LINE_WIDTHS = (2.5, 1, 1, 1)
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ def draw(
 ) -> None:
     """Measured points over predicted lines. A log scale leaves zeros out."""
     for one in series:
+        index = COLORS.index(one.color)
         points = [
             (depth, value)
             for depth, value in zip(depths, one.measured, strict=True)
@@ -66,14 +68,14 @@ def draw(
         if one.predicted is not None:
             law = f"theory: {one.law}" if one.law else None
             line = [(float(d), p) for d, p in zip(depths, one.predicted, strict=True)]
-            for index in sorted((index for index in one.breaks if index), reverse=True):
-                line.insert(index, (math.nan, math.nan))
-            axes.plot(*zip(*line, strict=True), color=one.color, linewidth=1, label=law, zorder=1)
+            for start in sorted((start for start in one.breaks if start), reverse=True):
+                line.insert(start, (math.nan, math.nan))
+            width = _LINE_WIDTHS[index]
+            axes.plot(*zip(*line, strict=True), color=one.color, linewidth=width, label=law, zorder=1)
         if one.band is not None:
             lower, upper = one.band
             axes.fill_between(depths, lower, upper, color=one.color, alpha=0.2, linewidth=0, zorder=0)
         if points:
-            index = COLORS.index(one.color)
             axes.plot(
                 *zip(*points, strict=True), MARKERS[index], color=one.color, markersize=_MARKER_SIZES[index],
                 markerfacecolor="none", markevery=max(1, len(points) // 50), label=one.label, zorder=2,
