@@ -203,7 +203,8 @@ def test_a_pack_whose_graph_does_not_fit_is_halved(tmp_path: Path, monkeypatch: 
         alone, found = train(config, device="cuda", progress=False).final, halved[identity(config)]
         assert alone is not None
         assert found is not None
-        assert found.train_loss == alone.train_loss
+        # cuDNN chooses its float32 kernels by timing them, so that equal runs may round differently.
+        assert found.train_loss == pytest.approx(alone.train_loss, rel=1e-3)
 
 
 @pytest.mark.parametrize("precision", ["float32", "tf32"])
