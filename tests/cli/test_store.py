@@ -205,6 +205,21 @@ def test_export_import_and_merge(sweep: Path, tmp_path: Path, capsys: pytest.Cap
     assert {row["id"]: row for row in ours["trials"]} == {row["id"]: row for row in theirs["trials"]}
 
 
+def test_one_trial_of_one_epoch_is_not_written_as_many(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (config,) = expand({"model": "wrn10_1", "data": "digits", "lr": 0.1, "epochs": 1}).trials
+    folder, file = str(tmp_path), str(tmp_path / "results.jsonl")
+    with open_writer(tmp_path) as writer:
+        writer.add([config])
+        writer.start(identity(config), HERE, classes=10)
+        writer.finish(identity(config), EpochRecord(1, 0.1, 50.0, 0.5, 0.1, 100.0), step=22, seconds=1.0)
+    assert printed(capsys, "status", folder).startswith("1 trial: 1 finished\n1 of 1 epoch (100%)\n")
+    assert printed(capsys, "store", "export", folder, file) == f"{file}: 1 result\n"
+    imported = printed(capsys, "store", "import", str(tmp_path / "other"), file)
+    assert imported == f"{file}: 1 trial added, 0 updated, 0 already there\n"
+
+
 def test_a_conflict_is_said(sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "results.jsonl"
     command("store", "export", str(sweep), str(file))

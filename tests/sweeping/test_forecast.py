@@ -274,7 +274,7 @@ def test_the_command_says_packs_and_time(
     # 200 epochs of 781 steps and scores worth 52 of them, 10 ms each: 1,666 s for each trial.
     assert ["3", "8", "cifar10", "64", "200", "0", "11", "h", "6", "min", "−"] in rows
     assert ["1", "4", "cifar10", "64", "200", "0", "1", "h", "51", "min", "−"] in rows
-    assert "about 12 h 57 min on cpu; an estimate: 0 of 28 trials timed by finished ones" in printed
+    assert "about 12 h 57 min on cpu; estimated from a few training steps" in printed
     assert main([*command, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert len(found["trials"]) == 28
@@ -295,9 +295,11 @@ def test_a_plan_is_whole_in_json_and_in_a_narrow_terminal(
     assert main([*command, "--json"]) == 0
     printed = capsys.readouterr()
     assert [trial["data"] for trial in json.loads(printed.out)["trials"]] == [path]
-    assert printed.err == "skipinit: 1 repeated trials left out\n"
+    assert printed.err == "skipinit: 1 repeated trial left out\n"
     assert main(command) == 0
-    (_, header, row, _) = capsys.readouterr().out.splitlines()
+    (counts, header, row, estimate) = capsys.readouterr().out.splitlines()
+    assert counts == "1 trial, 10 epochs, 640 training images"
+    assert estimate.endswith(" on cpu; estimated from a few training steps")
     assert header.split("  ")[0] == "packs"
     assert path in row
 

@@ -14,6 +14,7 @@ from ..config import ModelConfig, TheoryConfig
 from ..errors import ConfigError
 from ..nets.architectures import THEORY_NETWORKS, find_architecture, list_models
 from ..nets.schemes import SCHEMES
+from ..notation import count_text
 from .flags import Count, Json, Model, NetworkFlags
 
 
@@ -96,7 +97,8 @@ def describe(
         table.add_row(numbers, row.skip, row.branch, row.merge, f"{row.parameters:,}")
     console.print(table)
     console.print(
-        f"d = {found.num_blocks} residual blocks · {found.parameters:,} parameters, "
+        f"d = {count_text(found.num_blocks, 'residual block')} · {found.parameters:,} parameters, "
         f"{found.l2_parameters:,} of them under L2\n{found.macs:,} multiply-accumulates per example · "
-        f"{found.norms} norms · {found.branch_scalars} branch scalars · {found.scalar_biases} scalar biases"
+        f"{count_text(found.norms, 'norm')} · {count_text(found.branch_scalars, 'branch scalar')} · "
+        f"{found.scalar_biases} scalar biases"
     )

@@ -77,7 +77,7 @@ def reproduce(
         time_limit=None if time_limit is None else read_seconds(time_limit),
     )
     if outcome.trials:
-        print(f"{outcome.results} results, {outcome.failures} failures, {outcome.left} left in {out}")
+        print(f"{outcome}; in {out}")
     else:
         print(f"networks at initialization were measured; in {out}")
     if outcome.left:

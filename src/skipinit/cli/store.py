@@ -20,7 +20,7 @@ from rich.text import Text
 
 from ..config import ModelConfig, option_types
 from ..errors import ConfigError, printable
-from ..notation import duration_text, rate_text
+from ..notation import count_text, duration_text, rate_text
 from ..probing.rendering import align
 from ..sweeping.exchange import Merged, entries, export_results
 from ..sweeping.exchange import merge as merge_into
@@ -108,7 +108,7 @@ def failure_lines(failures: Mapping[str, int]) -> list[str]:
     lines = [f"{count} failed: {printable(reason)}" for reason, count in failures.items()]
     more = len(lines) - _REASONS_SHOWN
     if more > 0:
-        lines[_REASONS_SHOWN:] = [f"and {more} other reasons; see `skipinit results --json`"]
+        lines[_REASONS_SHOWN:] = [f"and {count_text(more, 'other reason')}; see `skipinit results --json`"]
     return lines
 
 
@@ -140,7 +140,7 @@ def export(folder: Folder, file: File, curves: Flag = False) -> None:
     """
     with open_store(folder) as store:
         count = export_results(store, file, curves)
-    print(f"{file}: {count} results")
+    print(f"{file}: {count_text(count, 'result')}")
 
 
 def import_(folder: Folder, file: File) -> None:
@@ -156,7 +156,8 @@ def import_(folder: Folder, file: File) -> None:
 
 
 def _print_merged(source: Path, merged: Merged) -> None:
-    print(f"{source}: {merged.added} trials added, {merged.updated} updated, {merged.kept} already there")
+    added = count_text(merged.added, "trial")
+    print(f"{source}: {added} added, {merged.updated:,} updated, {merged.kept:,} already there")
     for id in merged.conflicts:
         print(f"{source}: trial {id} has another result here, which is kept", file=sys.stderr)
 
@@ -178,8 +179,8 @@ def _progress_view(seen: Progress) -> Text:
     share = seen.epochs_done / seen.epochs_total if seen.epochs_total else 1.0
     left = "" if seen.seconds_left is None else f", {duration_text(seen.seconds_left)} left"
     lines = [
-        f"{seen.trials} trials: {counts or 'none'}",
-        f"{seen.epochs_done:,} of {seen.epochs_total:,} epochs ({share:.0%}){left}",
+        f"{count_text(seen.trials, 'trial')}: {counts or 'none'}",
+        f"{seen.epochs_done:,} of {count_text(seen.epochs_total, 'epoch')} ({share:.0%}){left}",
         f"written by {seen.writer}" if seen.writer else "nobody is writing",
         *failure_lines(seen.failures),
     ]

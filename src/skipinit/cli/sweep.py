@@ -14,7 +14,7 @@ import tyro
 from ..data.catalog import describe
 from ..errors import ConfigError
 from ..files import check_folder
-from ..notation import bytes_text, duration_text, read_seconds
+from ..notation import bytes_text, count_text, duration_text, read_seconds
 from ..sweeping.grid import Grid, expand, flatten, read_grid
 from ..sweeping.packs import PackKey
 from ..training.control import Stop
@@ -63,7 +63,7 @@ def sweep(
     stop = Stop(None if time_limit is None else read_seconds(time_limit))
     out = out or Path("runs", f"sweep-{grid.identity}")
     if grid.duplicates:
-        print(f"skipinit: {grid.duplicates} repeated trials left out", file=sys.stderr)
+        print(f"skipinit: {count_text(grid.duplicates, 'repeated trial')} left out", file=sys.stderr)
     if dry_run:
         check_folder(out)
         _show_plan(grid, out, device, pack_size, json_)
@@ -75,7 +75,7 @@ def sweep(
     if json_:
         print(json.dumps(asdict(outcome)))
     else:
-        print(f"{outcome.results} results, {outcome.failures} failures, {outcome.left} left; in {out}")
+        print(f"{outcome}; in {out}")
         if outcome.failures:
             with open_store(out) as store:
                 print(*failure_lines(store.failure_reasons()), sep="\n")
@@ -95,7 +95,8 @@ def _show_plan(grid: Grid, out: Path, device: str, pack_size: int | None, as_jso
     epochs = sum(trial.epochs for trial in grid.trials)
     sizes = {data: describe(data).train_size for data in {trial.data for trial in grid.trials}}
     images = sum(trial.epochs * sizes[trial.data] for trial in grid.trials)
-    print(f"{len(grid.trials)} trials, {epochs:,} epochs, {images:,} training images")
+    counts = {"trial": len(grid.trials), "epoch": epochs, "training image": images}
+    print(", ".join(count_text(number, what) for what, number in counts.items()))
     for name in rows[0]:
         values = list(dict.fromkeys(row[name] for row in rows))
         if len(values) > 1:
@@ -106,7 +107,7 @@ def _show_plan(grid: Grid, out: Path, device: str, pack_size: int | None, as_jso
 def _show_packs(plan: Forecast) -> None:
     """One row for equal packs, with the largest memory among them."""
     if plan.results or plan.resumed:
-        print(f"{plan.results} have a result already; {plan.resumed} resume from a checkpoint")
+        print(f"with a result already: {plan.results}; resumed from a checkpoint: {plan.resumed}")
     if not plan.packs:
         return
     alike: defaultdict[tuple[PackKey, int], list[Pack]] = defaultdict(list)
@@ -121,8 +122,8 @@ def _show_packs(plan: Forecast) -> None:
         known = bytes_text(round(memory)) if memory else "−"
         rows.append([*map(str, (len(packs), trials, *shared)), duration_text(seconds), known])
     print(in_columns(header, rows))
-    basis = (
-        f"{plan.measured} of {plan.trials} trials timed by finished ones, the others by a few training steps"
-    )
+    basis = "finished trials" if plan.measured else "a few training steps"
+    if 0 < plan.measured < plan.trials:
+        basis = f"finished trials for {plan.measured} of {plan.trials}, a few training steps for the rest"
     beside = f", {plan.at_once} packs at once" if plan.at_once > 1 else ""
-    print(f"about {duration_text(plan.seconds)} on {plan.device}{beside}; an estimate: {basis}")
+    print(f"about {duration_text(plan.seconds)} on {plan.device}{beside}; estimated from {basis}")

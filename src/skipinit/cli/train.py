@@ -11,6 +11,7 @@ from typing import Annotated
 import tyro
 
 from ..config import ModelConfig, TrainConfig
+from ..notation import count_text
 from ..training.protocol import identity, make_train_config
 from ..training.records import TrainResult
 from . import INTERRUPTED
@@ -65,7 +66,7 @@ def _show(result: TrainResult, out: Path, as_json: bool) -> None:
     if result.state == "diverged":
         print(f"diverged at step {result.step}: the loss was not finite; recorded in {out}")
     elif result.state == "stopped":
-        print(f"stopped after {result.step} steps; run the same command again to resume")
+        print(f"stopped after {count_text(result.step, 'step')}; run the same command again to resume")
     if result.final:
         print(
             f"epoch {result.final.epoch}: test accuracy {result.final.test_accuracy:.2f} %, "

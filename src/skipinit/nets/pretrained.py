@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from ..config import ModelConfig, TheoryConfig, model_from_dict, to_dict
 from ..errors import ConfigError, DataError
 from ..files import read_whole, write_whole
+from ..notation import count_text
 
 Net = TypeVar("Net", bound=nn.Module)
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -89,7 +90,7 @@ def _load_weights(model: nn.Module, weights: dict[str, Tensor], path: Path) -> N
     if odd:
         name = odd[0]
         raise DataError(
-            f"{path}: {len(odd)} tensors do not fit the model in {CONFIG}; "
+            f"{path}: does not fit the model in {CONFIG} ({count_text(len(odd), 'tensor')}); "
             f"{name} is {found.get(name, 'missing')}, expected {expected.get(name, 'none')}"
         )
     for name, tensor in weights.items():

@@ -16,6 +16,7 @@ import markupsafe
 from .. import __version__
 from ..errors import ConfigError, system_errors_explained
 from ..files import write_whole
+from ..notation import count_text
 from ..paper.cells import ExhibitCell
 from ..paper.claims import CLAIMS
 from ..paper.claims.claim import ClaimState
@@ -245,7 +246,7 @@ def _watched_pictures(seen: Sequence[WatchReport]) -> list[Picture]:
     return [
         Picture(
             each.model,
-            f"{len(each.steps)} measurements of {len(each.blocks)} blocks, "
+            f"{count_text(len(each.steps), 'measurement')} of {count_text(len(each.blocks), 'block')}, "
             f"steps {each.steps[0]} to {each.steps[-1]}",
             draw_watched(each, f"watched-{number}"),
         )

@@ -21,6 +21,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from .. import __version__
 from ..config import TrainConfig
 from ..errors import ConfigError, SkipinitError, one_line
+from ..notation import count_text
 from ..training.control import Stop
 from ..training.records import Event
 from .dispatch import Dispatcher, Keeper, Lost, Task
@@ -130,7 +131,8 @@ def _choose_resource(device: str) -> str:
     resource = "CPU" if device == "cpu" or (device == "auto" and not _count("GPU")) else "GPU"
     if not _count(resource):
         raise ConfigError(
-            f"no node of the cluster has a {resource}; it has {_count('CPU')} CPUs and {_count('GPU')} GPUs"
+            f"no node of the cluster has a {resource}; it has {count_text(_count('CPU'), 'CPU')} and "
+            f"{count_text(_count('GPU'), 'GPU')}"
         )
     return resource
 

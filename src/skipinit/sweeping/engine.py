@@ -15,6 +15,7 @@ from ..config import TrainConfig
 from ..data.catalog import describe
 from ..errors import ConfigError, need, system_errors_explained, unknown_name
 from ..nets.own import is_own
+from ..notation import count_text
 from ..training.checkpoint import Checkpoints
 from ..training.control import Stop, steps_bar, stopped_by_signals
 from ..training.own_models import make_own
@@ -70,6 +71,10 @@ class Outcome:
     def trials(self) -> int:
         """All of them."""
         return self.results + self.failures + self.left
+
+    def __str__(self) -> str:
+        results, failures = count_text(self.results, "result"), count_text(self.failures, "failure")
+        return f"{results}, {failures}, {self.left:,} left"
 
 
 @system_errors_explained()

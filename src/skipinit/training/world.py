@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..errors import ConfigError
+from ..notation import count_text
 
 
 @dataclass(frozen=True)
@@ -89,8 +90,8 @@ def find_device(name: str) -> torch.device:
         raise ConfigError(f"device {name!r} is not known; it is auto, cpu, cuda or cuda:N") from None
     if device.type not in ("cpu", "cuda"):
         raise ConfigError(f"device {name!r} is not supported; it is auto, cpu, cuda or cuda:N")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(f"device {name!r} is not there; this machine has {torch.cuda.device_count()} GPUs")
+    if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
+        raise ConfigError(f"device {name!r} is not there; this machine has {count_text(count, 'GPU')}")
     return device
 
 
