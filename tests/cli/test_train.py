@@ -164,6 +164,8 @@ def test_onnx_gives_the_same_logits(cli: Cli, trained: Path, tmp_path: Path) -> 
         (("--micro-batch", -3), "micro_batch -3 is not allowed; it must be 1 or more"),
         (("--epochs", 0), "epochs 0 is not allowed; it must be a whole number, 1 or more"),
         (("--lr", -1), "lr -1.0 is not allowed; it must be a finite number above 0"),
+        (("--lr", ""), "--lr '' is not allowed; it must be a finite number"),
+        (("--scheme", ""), "--scheme '' is not allowed; it must be text"),
         (("--lr", "fast"), "--lr 'fast' is not allowed; it must be a finite number"),
         (("--lr", "2^5000"), "--lr '2^5000' is not allowed; it must be a finite number"),
         (("--lr", "nan"), "--lr 'nan' is not allowed; it must be a finite number"),

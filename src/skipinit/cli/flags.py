@@ -52,7 +52,9 @@ class OptionFlags:
         value, opposite = getattr(self, name, None), getattr(self, f"no_{name}", None)
         if value and opposite:
             raise ConfigError(f"--{_dashed(name)} and --no-{_dashed(name)} exclude each other; give one")
-        return False if opposite else value or None
+        if opposite:
+            return False
+        return None if value is False else value  # an empty text is a mistake, not an option left out
 
 
 def _dashed(name: str) -> str:
