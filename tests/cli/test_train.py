@@ -56,6 +56,16 @@ def test_train_tells_the_last_epoch_and_where_the_rest_is(cli: Cli, trained: Pat
     assert f"epoch 1: test accuracy {_last(trained)['test_accuracy']:.2f} %" in out.replace("\n", " ")
 
 
+def test_a_process_that_trains_alone_says_so_whatever_its_rank(
+    cli: Cli, trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ("train", *_SMALL, "--scheme", "batchnorm", "--out", trained)
+    said = cli(*command)
+    for rank in ("1", "none"):
+        monkeypatch.setenv("RANK", rank)
+        assert cli(*command) == said
+
+
 def test_train_in_json(cli: Cli, trained: Path) -> None:
     code, out, err = cli("train", *_SMALL, "--scheme", "batchnorm", "--out", trained, "--json")
     assert (code, err) == (0, "")

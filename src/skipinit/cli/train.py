@@ -53,7 +53,8 @@ def train(
     name = f"{model}-{scheme}-{Path(data).name}-{identity(config)}".replace(":", ".")
     out = out or Path("runs", name)
     result = train_run(config, out, device=device, micro_batch=micro_batch, tensorboard=tensorboard)
-    if int(os.environ.get("RANK", "0")) == 0:
+    alone = os.environ.get("WORLD_SIZE", "1") in ("", "1")  # some schedulers set RANK for every job
+    if alone or os.environ["RANK"] == "0":
         _show(result, out, json_)
     return INTERRUPTED if result.state == "stopped" else 0
 
