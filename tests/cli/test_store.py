@@ -144,6 +144,31 @@ def test_results_as_text(sweep: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert "at chance" in dash
 
 
+def test_a_clean_loss_is_shown_as_a_measurement(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    axes = {"model": "wrn10_1", "data": "digits", "lr": "2^-2,2^-1", "epochs": 1, "clean_train_loss": True}
+    with open_writer(tmp_path) as writer:
+        configs = expand(axes).trials
+        writer.add(configs)
+        for config, clean in zip(configs, (1 / 3, 2 / 3), strict=True):
+            writer.start(identity(config), HERE, classes=10)
+            writer.finish(identity(config), EpochRecord(1, 0.5, 50.0, 0.5, 0.1, 1.0, clean), 22, 3.0)
+    rows = [
+        re.split("  +", line)
+        for line in printed(capsys, "results", str(tmp_path), "--rows", "trials").splitlines()
+    ]
+    assert rows[0][3:] == [
+        "lr",
+        "state",
+        "epoch",
+        "test accuracy",
+        "train loss",
+        "clean train loss",
+        "seconds",
+    ]
+    assert rows[1][3:] == ["2^-2", "finished", "1/1", "50.00", "0.5000", "0.3333", "3"]
+    assert rows[2][3:] == ["2^-1", "finished", "1/1", "50.00", "0.5000", "0.6667", "3"]
+
+
 def test_trials_by_the_thousand_do_not_bury_the_cells(
     sweep: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

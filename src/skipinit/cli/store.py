@@ -204,11 +204,15 @@ def _print_csv(rows: Sequence[Row]) -> None:
 
 
 def _print_trials(rows: Sequence[Row]) -> None:
-    shown = _shown_axes(rows)
-    header = ["trial", *shown, "state", "epoch", "test accuracy", "train loss", "seconds"]
+    digits = {"test_accuracy": 2, "train_loss": 4, "clean_train_loss": 4, "seconds": 0}
+    # The row of a trial has the clean loss in place of the option that asks for it.
+    shown = [axis for axis in _shown_axes(rows) if axis not in digits]
+    if all(row["clean_train_loss"] is None for row in rows):
+        del digits["clean_train_loss"]
+    header = ["trial", *shown, "state", "epoch", *(name.replace("_", " ") for name in digits)]
     body = (
         [row["id"], *_axes(row, shown), row["state"], f"{row['epoch'] or 0}/{row['epochs']}",
-         _number(row["test_accuracy"], 2), _number(row["train_loss"], 4), _number(row["seconds"], 0)]
+         *(_number(row[name], places) for name, places in digits.items())]
         for row in rows
     )  # fmt: skip
     print(in_columns(header, body), end="\n\n")
