@@ -20,7 +20,7 @@ import pytest
 from skipinit.config import ModelConfig, TrainConfig
 from skipinit.errors import DataError, SkipinitError
 from skipinit.provenance import Provenance
-from skipinit.sweeping.database import CHECKSUM_OF_EPOCH, CHECKSUM_OF_TRIAL
+from skipinit.sweeping.database import CHECKSUM_OF_EPOCH, CHECKSUM_OF_TRIAL, create
 from skipinit.sweeping.grid import expand
 from skipinit.sweeping.results import progress
 from skipinit.sweeping.store import FILE, LOCK, open_store, open_writer
@@ -165,6 +165,14 @@ def test_time_left_follows_the_pace_of_this_writer(tmp_path: Path) -> None:
         assert seen.writer.pid == os.getpid()
     with open_store(tmp_path) as store:
         assert progress(store, now=datetime.now(UTC)).writer is None
+
+
+def test_a_store_has_a_progress_before_its_writer_has_written(tmp_path: Path) -> None:
+    """`status` may come between the creation of a store and its first session."""
+    create(tmp_path / FILE)
+    with open_store(tmp_path) as store:
+        seen = progress(store)
+    assert (seen.trials, seen.epochs_done, seen.seconds_left) == (0, 0, None)
 
 
 def test_time_left_counts_failed_trials_that_are_tried_again(tmp_path: Path) -> None:

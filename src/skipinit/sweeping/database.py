@@ -93,7 +93,9 @@ def create(path: Path) -> None:
     """Create an empty store at `path`, whole or not at all. The caller holds the writer's lock."""
     draft = path.with_suffix(".new")
     draft.unlink(missing_ok=True)
-    meta = {"schema": SCHEMA, "created": utc_now(), "skipinit": __version__, "commit": source_commit()}
+    now = utc_now()
+    meta = {"schema": SCHEMA, "created": now, "skipinit": __version__, "commit": source_commit()}
+    meta |= {"session_started": now, "session_epochs": 0}  # a reader may come before the first session
     try:
         with explained(path), closing(sqlite3.connect(draft, isolation_level=None)) as connection:
             connection.execute("PRAGMA journal_mode = MEMORY")  # no second file beside a draft
