@@ -9,6 +9,7 @@ import math
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -257,7 +258,9 @@ def test_a_rate_may_be_written_as_in_the_paper(cli: Cli, tmp_path: Path) -> None
 def test_tensorboard_has_a_curve_for_every_number(cli: Cli, tmp_path: Path) -> None:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     command = ("train", *_SMALL, "--scheme", "skipinit", "--out", tmp_path / "run", "--tensorboard")
+    threads = threading.active_count()
     assert cli(*command)[0] == 0
+    assert threading.active_count() == threads, "the writer of events has ended"
     events = accumulator.EventAccumulator(str(tmp_path / "run" / "tensorboard"))
     events.Reload()
     for name, value in _last(tmp_path / "run").items():

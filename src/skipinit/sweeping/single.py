@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -74,6 +74,8 @@ def train(
         raise ConfigError(f"config is a {kind}; make a TrainConfig of it: make_train_config(model, data)")
     if tensorboard and out is None:
         raise ConfigError("TensorBoard events need a folder; give out as well")
+    if tensorboard:
+        need("tensorboard", "tensorboard=True")
     if config.watch is not None and out is None:
         raise ConfigError("what is watched needs a folder; give out as well")
     if micro_batch is not None and micro_batch < 1:
@@ -197,9 +199,8 @@ def _recorded_in(folder: Path, config: TrainConfig, tensorboard: bool) -> Iterat
     with open_writer(folder) as writer:
         _refuse_other(folder, writer, config)
         writer.add([config])
-        files = _RunFiles(folder, writer, config, tensorboard)
-        checkpoints = Checkpoints(folder)
-        with steps_bar(0, shown=False) as hidden:
+        files, checkpoints = _RunFiles(folder, writer, config, tensorboard), Checkpoints(folder)
+        with closing(files), steps_bar(0, shown=False) as hidden:
             yield Keeper(writer, checkpoints, hidden, [config], keep_last=True, observer=files.take).take
 
 
@@ -208,7 +209,7 @@ class _RunFiles:
 
     def __init__(self, folder: Path, writer: Writer, config: TrainConfig, tensorboard: bool) -> None:
         self.folder, self.writer, self.config = folder, writer, config
-        self.events = _SummaryWriter(folder / "tensorboard") if tensorboard else None
+        self.tensorboard, self.events = tensorboard, None
         self.write_balance = CsvWriter(folder / "balance.csv")
 
     def take(self, event: Event) -> None:
@@ -219,8 +220,8 @@ class _RunFiles:
                 if not (self.folder / RUN_CONFIG).exists():
                     write_whole(self.folder / RUN_CONFIG, lambda file: file.write(_line(content)))
                 _write_metrics(self.folder, self.writer.curve(id))
-                if self.events:
-                    self.events.begin(epochs_done)
+                if self.tensorboard:
+                    self.events = _open_events(self.folder / "tensorboard", epochs_done)
             case Recorded(((_, record),)):
                 self._append(record)
             case Measured(_, measurements):
@@ -235,7 +236,22 @@ class _RunFiles:
     def _append(self, record: EpochRecord) -> None:
         append_whole(self.folder / "metrics.jsonl", _line(asdict(record)))
         if self.events:
-            self.events.add(record)
+            for name, value in asdict(record).items():
+                if name != "epoch" and value is not None:
+                    self.events.add_scalar(name, value, record.epoch)
+            self.events.flush()
+
+    def close(self) -> None:
+        """End the thread that writes TensorBoard events."""
+        if self.events:
+            self.events.close()
+
+
+def _open_events(folder: Path, epochs_done: int) -> Any:
+    """Continues the curves after `epochs_done`; later points of an earlier attempt are removed."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    return SummaryWriter(str(folder), purge_step=epochs_done + 1)
 
 
 def _write_metrics(folder: Path, curve: Sequence[EpochRecord]) -> None:
@@ -251,27 +267,6 @@ def _write_result(folder: Path, result: TrainResult) -> None:
 
 def _line(content: object) -> bytes:
     return json.dumps(content).encode() + b"\n"
-
-
-class _SummaryWriter:
-    """Each record's numbers as TensorBoard events under their own names."""
-
-    def __init__(self, folder: Path) -> None:
-        need("tensorboard", "tensorboard=True")
-        from torch.utils.tensorboard import SummaryWriter
-
-        self.folder, self.kind = folder, SummaryWriter
-
-    def begin(self, epochs_done: int) -> None:
-        """Continue the curves after `epochs_done`; later points of an earlier attempt are removed."""
-        self.writer = self.kind(str(self.folder), purge_step=epochs_done + 1)
-
-    def add(self, record: EpochRecord) -> None:
-        """One point on each curve."""
-        for name, value in asdict(record).items():
-            if name != "epoch" and value is not None:
-                self.writer.add_scalar(name, value, record.epoch)
-        self.writer.flush()
 
 
 @contextmanager
