@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import signal
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
@@ -24,6 +25,7 @@ from skipinit.paper.exhibits import EXHIBITS
 from skipinit.paper.presets import PRESETS
 from skipinit.paper.theory_figures import FIGURES, measure_probes
 from skipinit.reporting.page import make_page
+from skipinit.sweeping import engine
 
 
 def trials(
@@ -222,6 +224,21 @@ def test_a_part_is_what_is_trained(tmp_path: Path) -> None:
     assert skipinit.reproduce(["table5"], tmp_path, **part).results == 1
     (trial,) = collect(tmp_path).trials
     assert (trial.config.model.scheme, trial.config.seed, trial.config.epochs) == ("skipinit", 3, 1)
+
+
+@pytest.mark.parametrize(("signals", "code"), [(True, 130), (False, 0)])
+def test_only_an_interrupt_makes_the_exit_code_130(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signals: bool, code: int
+) -> None:
+    """The time limit is up, or Ctrl-C comes before it."""
+
+    def train_nothing(*arguments: Any) -> None:
+        if signals:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(engine, "train_here", train_nothing)
+    command = ["reproduce", "table1", "--preset", "smoke", "--device", "cpu", "--out", str(tmp_path)]
+    assert main([*command, "--time-limit", "9m" if signals else "0s"]) == code
 
 
 def test_every_table_and_figure_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -114,7 +114,7 @@ def test_a_node_killed_in_mid_sweep_costs_no_trial_and_changes_no_number(
         finally:
             driver.kill()
     assert errors == "skipinit: a worker of the cluster is lost; its trials resume on another\n"
-    assert json.loads(printed) == {"results": 7, "failures": 1, "left": 0}
+    assert json.loads(printed) == {"results": 7, "failures": 1, "left": 0, "interrupted": False}
     states = _states(out)
     assert states.pop(identity(_DIVERGING)) == "diverged"
     assert states.pop(identity(_RAISING)) == "failed"

@@ -227,7 +227,7 @@ def test_the_command_trains_shows_and_goes_on(tmp_path: Path, capsys: pytest.Cap
     assert "2 trials, 2 epochs" in capsys.readouterr().out
     assert not list(tmp_path.iterdir())
     assert main([*command, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"results": 2, "failures": 0, "left": 0}
+    assert Outcome(**json.loads(capsys.readouterr().out)) == Outcome(2, 0, 0)
     assert main(["results", str(tmp_path), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert [trial["state"] for trial in found["trials"]] == ["finished", "finished"]
@@ -296,7 +296,7 @@ def test_an_interrupt_makes_the_exit_code_130(
 def test_time_that_is_up_is_no_interrupt(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["sweep", "wrn10_1", "--lr", "0.1", "--data", "digits", "--device", "cpu", "--json"]
     assert main([*command, "--time-limit", "0s", "--out", str(tmp_path)]) == 0
-    assert json.loads(capsys.readouterr().out) == {"results": 0, "failures": 0, "left": 1}
+    assert Outcome(**json.loads(capsys.readouterr().out)) == Outcome(0, 0, 1)
 
 
 def test_a_pack_size_below_one_is_refused(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def reproduce(
         print(f"networks at initialization were measured; in {out}")
     if outcome.left:
         print("run the same command again to resume", file=sys.stderr)
-        return 0 if time_limit else INTERRUPTED
+        return INTERRUPTED if outcome.interrupted else 0
     if outcome.failures:
         print(f"`skipinit results {out} --rows trials --json` says why trials failed", file=sys.stderr)
         return FAILED_TRIALS

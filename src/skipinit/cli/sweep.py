@@ -17,7 +17,6 @@ from ..files import check_folder
 from ..notation import bytes_text, count_text, duration_text, read_seconds
 from ..sweeping.grid import Grid, expand, flatten, read_grid
 from ..sweeping.packs import PackKey
-from ..training.control import Stop
 from . import FAILED_TRIALS, INTERRUPTED
 from .flags import AxisFlags, Count, Flag, Json, given
 from .store import failure_lines, in_columns
@@ -60,7 +59,7 @@ def sweep(
     if file is not None and chosen:
         raise ConfigError(f"give the axes in {file} or as flags, not both: {', '.join(chosen)}")
     grid = read_grid(file) if file else expand(chosen)
-    stop = Stop(None if time_limit is None else read_seconds(time_limit))
+    limit = None if time_limit is None else read_seconds(time_limit)
     out = out or Path("runs", f"sweep-{grid.identity}")
     if grid.duplicates:
         print(f"skipinit: {count_text(grid.duplicates, 'repeated trial')} left out", file=sys.stderr)
@@ -71,7 +70,7 @@ def sweep(
     from ..sweeping.engine import run_sweep
     from ..sweeping.store import open_store
 
-    outcome = run_sweep(grid, out, device=device, engine=engine, pack_size=pack_size, stop=stop)
+    outcome = run_sweep(grid, out, device=device, engine=engine, pack_size=pack_size, time_limit=limit)
     if json_:
         print(json.dumps(asdict(outcome)))
     else:
@@ -79,7 +78,7 @@ def sweep(
         if outcome.failures:
             with open_store(out) as store:
                 print(*failure_lines(store.failure_reasons()), sep="\n")
-    if outcome.left and stop.signal is not None:
+    if outcome.interrupted:
         return INTERRUPTED
     return FAILED_TRIALS if outcome.failures else 0
 

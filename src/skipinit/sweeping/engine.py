@@ -66,6 +66,8 @@ class Outcome:
     """Trials that raised."""
     left: int
     """Trials without a result."""
+    interrupted: bool = False
+    """Whether a signal, not the time limit, is why some are left."""
 
     @property
     def trials(self) -> int:
@@ -137,7 +139,7 @@ def run_sweep(
     Args: those of `sweep`, and:
         grid: the trials.
         checkpoint_seconds: least time between two checkpoints of a pack.
-        stop: a request to stop, besides signals and the time limit.
+        stop: a request to stop besides signals, in place of the time limit.
     """
     if pack_size is not None and pack_size < 1:
         raise ConfigError(f"pack_size {pack_size} is not allowed; it must be 1 or more")
@@ -159,7 +161,8 @@ def run_sweep(
     with open_store(out) as store:  # closed: a failure that was not tried again is one as before
         states = Counter(state for id, state in store.states().items() if id in wanted)
     results = states["finished"] + states["diverged"]
-    return Outcome(results, states["failed"], len(wanted) - results - states["failed"])
+    left = len(wanted) - results - states["failed"]
+    return Outcome(results, states["failed"], left, interrupted=left > 0 and stop.signal is not None)
 
 
 def _refuse_run(wanted: Mapping[str, TrainConfig], out: Path) -> None:
