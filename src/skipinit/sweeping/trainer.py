@@ -75,6 +75,8 @@ def train_share(share: Share, emit: Emit, stop: Stop) -> None:
     def remember(event: Event) -> None:
         if isinstance(event, Kept):  # if the pack raises, its trials resume from here
             contents[event.id] = event.content
+        elif isinstance(event, Finished | Diverged | Failed):
+            del contents[event.id]  # the share of a GPU may have hundreds of trials
         emit(event)
 
     Trainer(_workplace(share.device), share.options, load, remember, stop).train(share.configs)
