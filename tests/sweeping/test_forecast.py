@@ -304,7 +304,7 @@ def test_a_plan_is_whole_in_json_and_in_a_narrow_terminal(
     assert path in row
 
 
-def test_a_plan_of_new_trials_loads_neither_scikit_learn_nor_matplotlib() -> None:
+def test_a_plan_of_new_trials_loads_neither_scikit_learn_nor_matplotlib_nor_torchs_compiler() -> None:
     code = """if True:
         import sys
         from pathlib import Path
@@ -312,6 +312,6 @@ def test_a_plan_of_new_trials_loads_neither_scikit_learn_nor_matplotlib() -> Non
         from skipinit.sweeping.grid import expand
         grid = expand({"model": "wrn10_1", "data": "digits", "lr": 0.1})
         forecast(grid.trials, Path("none"), "cpu")
-        print(sorted({"sklearn", "matplotlib"} & set(sys.modules)))"""
+        print(sorted({"sklearn", "matplotlib", "torch._dynamo"} & set(sys.modules)))"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.stdout.strip(), done.stderr) == ("[]", "")

@@ -9,7 +9,7 @@ from torch import nn
 
 from skipinit.config import ModelConfig, TrainConfig
 from skipinit.nets.create import build
-from skipinit.training.optimizer import make_optimizer, momentum_buffers
+from skipinit.training.optimizer import SGD, momentum_buffers
 
 _L2 = 0.05  # large, so that a weight taking it wrongly cannot hide
 
@@ -41,7 +41,7 @@ def test_twelve_steps_equal_the_equations_in_float64(scheme: str, momentum: floa
         for parameter in model.parameters():
             parameter.add_(0.1)  # zeros would not show whether they take L2
     lr = torch.zeros(())
-    optimizer = make_optimizer(model, config, lr)
+    optimizer = SGD(model, config, lr)
     weights = {name: _array(parameter) for name, parameter in model.named_parameters()}
     velocities = {name: np.zeros_like(weight) for name, weight in weights.items()}
     draw = np.random.default_rng(2)
@@ -62,7 +62,7 @@ def test_twelve_steps_equal_the_equations_in_float64(scheme: str, momentum: floa
 def test_the_first_step_is_damped_like_all_others() -> None:
     config = _config("skipinit", momentum=0.9, dampening=0.9)
     model = build(config.model, seed=1)
-    optimizer = make_optimizer(model, config, torch.ones(()))
+    optimizer = SGD(model, config, torch.ones(()))
     bias = model.get_parameter("head.dense.bias")
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
@@ -73,7 +73,7 @@ def test_the_first_step_is_damped_like_all_others() -> None:
 def test_every_kind_of_parameter_is_moved_and_has_its_velocity() -> None:
     config = _config("fixup", momentum=0.9, dampening=0.0)
     model = build(config.model, seed=1)
-    optimizer = make_optimizer(model, config, torch.ones(()))
+    optimizer = SGD(model, config, torch.ones(()))
     shapes = [velocity.shape for velocity in momentum_buffers(model, optimizer).values()]
     assert shapes == [parameter.shape for parameter in model.parameters()]
     assert sum(len(group["params"]) for group in optimizer.param_groups) == len(shapes)

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.sgd import sgd
 
 from ..config import TrainConfig
 from ..nets.layers import l2_parameters
@@ -54,40 +56,57 @@ def learning_rates(config: TrainConfig, steps_per_epoch: int) -> list[float]:
     return [config.lr * factor(step, total) for step in range(total)]
 
 
-def make_optimizer(model: nn.Module, config: TrainConfig, lr: Tensor) -> torch.optim.SGD:
-    """g <- g + l2 w;  v <- momentum v + (1 - dampening) g;  w <- w - lr v;  v = 0 at the start.
+class SGD(Optimizer):
+    """g <- g + l2 w;  v <- momentum v + (1 - dampening) g;  w <- w - lr v;  v = 0 at the start
 
-    `lr` is a tensor on the model's device, so that a captured graph can change it. torch sets v to the first
-    gradient without dampening, ten times too large at dampening 0.9; momentum buffers that are zero make the
-    first step like all others. Without momentum torch ignores dampening, so the learning rate is multiplied.
+    torch's own SGD sets v to the first gradient without dampening, ten times too large at dampening 0.9, and
+    ignores dampening without momentum. Its methods import torch's compiler, which takes more than a second;
+    the function that they call does not.
+
+    `lr` is a tensor on the model's device, so that a captured graph can change it.
     """
-    decayed = l2_parameters(model)
-    rest = [parameter for name, parameter in model.named_parameters() if name not in decayed]
-    groups: list[dict[str, Any]] = [
-        {"params": list(decayed.values()), "weight_decay": config.l2},
-        {"params": rest},
-    ]
-    optimizer = torch.optim.SGD(
-        groups,
-        lr=lr,
-        momentum=config.momentum,
-        dampening=config.dampening,
-        fused=True,
-    )
-    if config.momentum:
-        for parameter in model.parameters():
-            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-    elif config.dampening:
 
-        def damp(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-            for group in optimizer.param_groups:
-                group["lr"] = lr * (1 - config.dampening)
+    def __init__(self, model: nn.Module, config: TrainConfig, lr: Tensor) -> None:
+        decayed = l2_parameters(model)
+        rest = [parameter for name, parameter in model.named_parameters() if name not in decayed]
+        groups = [{"params": [*decayed.values()], "l2": config.l2}, {"params": rest, "l2": 0.0}]
+        super().__init__(groups, {})
+        self.config, self.lr = config, lr
+        if config.momentum:
+            for parameter in model.parameters():
+                self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
-        optimizer.register_step_pre_hook(damp)
-    return optimizer
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Called by torch with each group of parameters."""
+        self.param_groups.append(param_group)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop all gradients."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Update the parameters that have a gradient."""
+        momentum, dampening = self.config.momentum, self.config.dampening
+        for group in self.param_groups:
+            moved = [parameter for parameter in group["params"] if parameter.grad is not None]
+            sgd(
+                moved,
+                [parameter.grad for parameter in moved],
+                [self.state[parameter]["momentum_buffer"] for parameter in moved] if momentum else [],
+                weight_decay=group["l2"],
+                momentum=momentum,
+                lr=self.lr if momentum else self.lr * (1 - dampening),  # type: ignore[arg-type]
+                dampening=dampening,
+                nesterov=False,
+                maximize=False,
+                fused=True,
+            )
 
 
-def momentum_buffers(model: nn.Module, optimizer: torch.optim.SGD) -> dict[str, Tensor]:
+def momentum_buffers(model: nn.Module, optimizer: SGD) -> dict[str, Tensor]:
     """The velocities by the names of their parameters; none without momentum."""
     return {
         name: optimizer.state[parameter]["momentum_buffer"]

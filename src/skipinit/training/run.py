@@ -24,7 +24,7 @@ from ..nets.own import is_own
 from ..probing.history import Measurement
 from .batch_statistics import RunningStatistics, by_batch_at_test, ghost_of, share_statistics
 from .control import say_once
-from .optimizer import learning_rates, make_optimizer, momentum_buffers
+from .optimizer import SGD, learning_rates, momentum_buffers
 from .own_models import build_own, drawing_from
 from .records import EpochRecord
 from .sources import Source, summed_cross_entropy
@@ -73,7 +73,7 @@ class Run:
         self.rates = learning_rates(config, source.steps_per_epoch)
         self.rate_table = torch.tensor(self.rates, dtype=torch.float32, device=device)
         self.lr = torch.zeros((), device=device)
-        self.optimizer = make_optimizer(self.model, config, self.lr)
+        self.optimizer = SGD(self.model, config, self.lr)
         self.statistics = RunningStatistics(self.model, world, config.batch_size)
         dropouts = [module for module in self.model.modules() if isinstance(module, Dropout)]
         self.dropouts = [] if self.own else dropouts
