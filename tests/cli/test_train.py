@@ -97,7 +97,10 @@ def test_evaluate_equals_the_last_record(cli: Cli, trained: Path) -> None:
     assert words == f"test accuracy {record['test_accuracy']:.2f} %, test loss {record['test_loss']:.4f}\n"
 
 
-def test_an_export_has_the_same_logits(cli: Cli, trained: Path, tmp_path: Path) -> None:
+def test_an_export_has_the_same_logits_and_needs_no_data(
+    cli: Cli, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("skipinit.sweeping.trainer.open_data", lambda *_: pytest.fail("opened the data"))
     assert cli("export", trained, "--out", tmp_path / "model") == (0, f"{tmp_path / 'model'}\n", "")
     images = torch.randn(5, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     exported, kept = from_pretrained(tmp_path / "model").eval(), create_model("wrn10_1", in_channels=1).eval()

@@ -8,14 +8,19 @@ from pathlib import Path
 
 import torch
 
+from ..config import TrainConfig
 from ..data.catalog import describe
 from ..errors import ConfigError, DataError, need, system_errors_explained
 from ..files import write_whole
 from ..nets.blocks import ResidualNet
+from ..nets.create import build
+from ..nets.own import is_own
 from ..nets.pretrained import WEIGHTS, weights_of
-from ..training.checkpoint import Checkpoints
-from ..training.run import Run
-from ..training.world import World, find_device, open_device
+from ..training.checkpoint import Checkpoints, RunState
+from ..training.own_models import build_own
+from ..training.protocol import identity
+from ..training.run import restore_network
+from ..training.world import find_device, open_device
 from .store import FILE, open_store
 from .trainer import Workplace
 
@@ -32,10 +37,11 @@ class Evaluation:
 @system_errors_explained()
 def evaluate(folder: str | Path, *, device: str = "auto") -> Evaluation:
     """Evaluate the newest checkpoint of the run in a folder on the test set."""
+    config, state = _newest(Path(folder))
     with open_device(find_device(device)) as world:
         place = Workplace(world)
-        run = _open_run(Path(folder), place)
-        data = place.data(run.config.data)
+        run, data = place.make_run(config), place.data(config.data)
+        _restore(run.model, Path(folder), config, state)
         run.model.eval()
         loss, right = data.score_test(run).tolist()
     return Evaluation(100 * right / data.test_size, loss / data.test_size)
@@ -52,10 +58,12 @@ def export(folder: str | Path, out: str | Path, *, onnx: bool = False) -> None:
         raise ConfigError(f"{out} is the folder of a run and would lose its config.json; choose another")
     if onnx:
         need("onnx", "ONNX export")
-    run = _open_run(Path(folder), Workplace(World(find_device("cpu"))))
-    model = run.model.eval()
-    graph = _as_onnx(model, describe(run.config.data).shape) if onnx else b""  # first: it may fail
-    if isinstance(model, ResidualNet) and not run.own:
+    config, state = _newest(Path(folder))
+    own = is_own(config.model.name)
+    model = build_own(config, describe(config.data).shape) if own else build(config.model, seed=config.seed)
+    _restore(model.eval(), Path(folder), config, state)
+    graph = _as_onnx(model, describe(config.data).shape) if onnx else b""  # first: it may fail
+    if isinstance(model, ResidualNet) and not own:
         model.save_pretrained(out)
     else:
         write_whole(out / WEIGHTS, lambda file: file.write(weights_of(model)))
@@ -72,20 +80,21 @@ def _as_onnx(model: torch.nn.Module, shape: Sequence[int]) -> bytes:
     return bytes(program.model_proto.SerializeToString())
 
 
-def _open_run(folder: Path, place: Workplace) -> Run:
-    """The run in a folder, with the network of the newest checkpoint."""
+def _newest(folder: Path) -> tuple[TrainConfig, RunState]:
+    """The config of the run in a folder, and the state in its newest checkpoint."""
     with open_store(folder) as store:
         trials = store.trials()
     if len(trials) != 1:
         raise DataError(f"{folder}: {len(trials)} trials are there; give the folder of one run")
-    checkpoints = Checkpoints(folder)
-    state, _ = checkpoints.load(trials[0].id)
+    state, _ = Checkpoints(folder).load(trials[0].id)
     if state is None:
         reason = "a run writes one as it goes and when it ends"
         if trials[0].state == "finished":
             reason = "its result is here but not its network, which neither sweep, merge nor import keeps"
         raise DataError(f"{folder}: this run has no checkpoint; {reason}")
-    run = place.make_run(trials[0].config)
-    with checkpoints.restoring(trials[0].id):
-        run.restore_network(state)
-    return run
+    return trials[0].config, state
+
+
+def _restore(model: torch.nn.Module, folder: Path, config: TrainConfig, state: RunState) -> None:
+    with Checkpoints(folder).restoring(identity(config)):
+        restore_network(model, state)

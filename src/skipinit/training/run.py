@@ -247,15 +247,16 @@ class Run:
                 f"the checkpoint has {len(state['losses'])} batches per epoch, {self.config.data} has "
                 f"{len(self.losses)}"
             )
-        self.restore_network(state)
+        restore_network(self.model, state)
         _copy(state["momentum"], momentum_buffers(self.model, self.optimizer))
         self.step.fill_(state["step"])
         self.losses.copy_(state["losses"])
         self.records = [EpochRecord(**record) for record in state["records"]]
 
-    def restore_network(self, state: dict[str, Any]) -> None:
-        """Only the network: the generator's state is of use only on the kind of device it comes from."""
-        _copy(state["model"], self.model.state_dict())
+
+def restore_network(model: nn.Module, state: dict[str, Any]) -> None:
+    """Load the weights of a run's state. They fit any kind of device, unlike the generator's state."""
+    _copy(state["model"], model.state_dict())
 
 
 def _on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
