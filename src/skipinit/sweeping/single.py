@@ -103,7 +103,7 @@ def train(
         state, seconds = checkpoints.load(identity(config)) if checkpoints else (None, 0.0)
         keeps = emit is not _discard
         reporter = _BarReporter(emit, checkpoint_seconds if keeps else float("inf"), keeps, bar)
-        reporter.start(config, place.provenance, state, seconds)
+        reporter.start(config, place, state, seconds)
         if checkpoints and state is not None:
             with checkpoints.restoring(identity(config)):
                 run.restore(state)

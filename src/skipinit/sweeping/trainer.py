@@ -15,7 +15,6 @@ from io import BytesIO
 import torch
 
 from ..config import TrainConfig
-from ..data.catalog import describe
 from ..provenance import Provenance
 from ..training.checkpoint import RunState, pack_state, unpack_if_whole
 from ..training.control import Stop
@@ -157,7 +156,7 @@ class Trainer:
     def _open(self, config: TrainConfig, reporter: Reporter) -> Run:
         """The run of a trial at its checkpoint. Errors in here are the trial's, so it has started before."""
         state, seconds = self.load(identity(config))
-        reporter.start(config, self.place.provenance, state, seconds)
+        reporter.start(config, self.place, state, seconds)
         run = self.place.make_run(config)
         if state is not None:
             run.restore(state)
@@ -183,14 +182,12 @@ class Reporter:
         self._emit(event)
         self.emitting = False
 
-    def start(
-        self, config: TrainConfig, provenance: Provenance, state: RunState | None, seconds: float
-    ) -> None:
+    def start(self, config: TrainConfig, place: Workplace, state: RunState | None, seconds: float) -> None:
         """A trial starts, or resumes from a state."""
         epochs_done = 0 if state is None else len(state["records"])
-        classes = describe(config.data).num_classes
+        classes = place.data(config.data).num_classes
         self.seconds[identity(config)] = seconds
-        self.emit(Started(identity(config), provenance, classes, epochs_done))
+        self.emit(Started(identity(config), place.provenance, classes, epochs_done))
 
     def advanced(self, runs: Sequence[Run], position: int) -> None:
         """Nothing: only epochs are recorded."""

@@ -44,6 +44,7 @@ class DeviceImages:
 
     def __init__(self, entry: DataSet, images: ImageSet) -> None:
         self.entry, self.images, self.micro_batch = entry, images, entry.micro_batch
+        self.num_classes = entry.num_classes
         self.train_size, self.test_size = len(images.train_labels), len(images.test_labels)
 
     def source(self, config: TrainConfig, world: World) -> DeviceSource:
@@ -70,6 +71,7 @@ class Photographs:
 
     def __init__(self, entry: DataSet) -> None:
         self.folder, self.micro_batch = open_folder(entry.name), entry.micro_batch
+        self.num_classes = self.folder.num_classes
         self.train_size, self.test_size = len(self.folder.train), len(self.folder.test)
 
     def source(self, config: TrainConfig, world: World) -> DecodedSource:
