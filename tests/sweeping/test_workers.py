@@ -26,7 +26,7 @@ from skipinit.sweeping.trainer import Options, Share, train_share
 from skipinit.training.checkpoint import Checkpoints, unpack_if_whole
 from skipinit.training.control import Stop, steps_bar
 from skipinit.training.protocol import identity
-from skipinit.training.records import EpochRecord, Event, Finished, Kept, Recorded, Started
+from skipinit.training.records import EpochRecord, Event, Failed, Finished, Kept, Recorded, Started
 from skipinit.training.world import World, cpu_threads, open_device
 from support.runs import DIVERGING, RAISING, SMALL, StopAfter
 
@@ -149,6 +149,15 @@ def keeper(tmp_path: Path) -> Iterator[Keeper]:
 def _dispatch(pool: _Mortal, keeper: Keeper) -> None:
     configs = [replace(SMALL, seed=seed) for seed in range(2)]
     Dispatcher(pool, Options(None, 60.0), keeper).train([configs], Stop())
+
+
+def test_no_epoch_of_a_failed_trial_is_left_on_the_bar(keeper: Keeper) -> None:
+    id = identity(SMALL)
+    keeper.take(Started(id, Provenance("a machine", "cpu", {}, None), 10, 0))
+    keeper.take(Recorded(((id, _EPOCH),)))
+    keeper.take(Failed(id, "it raised", "Traceback", 1.0))
+    (task,) = keeper.bar.progress.tasks
+    assert task.completed == SMALL.epochs
 
 
 def test_trials_whose_worker_dies_again_and_again_are_tried_alone_then_fail(

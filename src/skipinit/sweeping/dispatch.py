@@ -65,13 +65,13 @@ class Keeper:
                 self.checkpoints.save(id, content)
             case Finished(id, last, step, seconds):
                 self.writer.finish(id, last, step, seconds)
-                self._end(id)
+                self._end(id, has_result=True)
             case Diverged(id, last, step, seconds):
                 self.writer.diverge(id, last, step, seconds)
-                self._end(id)
+                self._end(id, has_result=True)
             case Failed(id, reason, traceback, seconds):
                 self.writer.fail(id, reason, traceback, seconds)
-                self.ended.add(id)
+                self._end(id, has_result=False)
         if self.observer:
             self.observer(event)
 
@@ -82,9 +82,9 @@ class Keeper:
             group([(config, self.checkpoints.position(identity(config))) for config in left]).values()
         )
 
-    def _end(self, id: str) -> None:
-        """The trial has its result: drop its checkpoint, unless the trained network is to be kept."""
-        if not self.keep_last:
+    def _end(self, id: str, has_result: bool) -> None:
+        """Drop the checkpoint of a result, unless the trained network is to be kept. No epoch is left."""
+        if has_result and not self.keep_last:
             self.checkpoints.drop(id)
         self.ended.add(id)
         self._show(id, self.epochs[id])
