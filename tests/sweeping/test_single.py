@@ -331,7 +331,7 @@ def test_a_run_that_diverges_is_a_result_and_not_repeated(tmp_path: Path) -> Non
     before = _contents(tmp_path)
     assert _train(config, tmp_path) == result
     assert _contents(tmp_path) == before
-    with pytest.raises(DataError, match="this run has no checkpoint"):
+    with pytest.raises(DataError, match=rf"this run has no checkpoint; it diverged at step {result.step}$"):
         evaluate(tmp_path, device="cpu")
 
 

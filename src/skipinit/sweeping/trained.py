@@ -88,9 +88,11 @@ def _newest(folder: Path) -> tuple[TrainConfig, RunState]:
         raise DataError(f"{folder}: {len(trials)} trials are there; give the folder of one run")
     state, _ = Checkpoints(folder).load(trials[0].id)
     if state is None:
-        reason = "a run writes one as it goes and when it ends"
-        if trials[0].state == "finished":
-            reason = "its result is here but not its network, which neither sweep, merge nor import keeps"
+        reasons = {
+            "finished": "its result is here but not its network, which neither sweep, merge nor import keeps",
+            "diverged": f"it diverged at step {trials[0].step}",
+        }
+        reason = reasons.get(trials[0].state, "a run writes one as it goes and when it ends")
         raise DataError(f"{folder}: this run has no checkpoint; {reason}")
     return trials[0].config, state
 
