@@ -19,6 +19,7 @@ import tempfile
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _PROGRAMS = "skipinit|python|torchrun|pip|make|ray"
@@ -55,7 +56,8 @@ def blocks(text: str) -> list[Block]:
 def run(path: Path) -> None:
     """Run a tutorial and rewrite its outputs and pictures."""
     text, home = path.read_text(encoding="utf-8"), Path.cwd()
-    found, names = blocks(text), {"__name__": "__main__"}
+    found, program = blocks(text), ModuleType("tutorial")
+    sys.modules[program.__name__] = program  # where pickle looks for the classes of the tutorial
     outputs: dict[Block, str] = {}
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
@@ -66,7 +68,7 @@ def run(path: Path) -> None:
                 elif block.language == "python":
                     printed = io.StringIO()
                     with redirect_stdout(printed):
-                        exec(compile(block.text, f"{path}:{block.line}", "exec"), names)
+                        exec(compile(block.text, f"{path}:{block.line}", "exec"), program.__dict__)
                     if after is not None and after.language == "text":
                         outputs[after] = printed.getvalue()
         finally:
