@@ -39,7 +39,7 @@ def train(
 
     Args:
         model: What to train.
-        data: digits, cifar10, cifar100, imagenet, gaussian, an .npz file, or a folder of train/ and val/.
+        data: digits, cifar10, cifar100, imagenet, gaussian, an .npz file, or a folder with train/ and val/.
         out: Folder of the run; runs/MODEL-SCHEME-DATA-IDENTITY if not given.
         options: What to train, and how.
         device: auto, cpu, cuda or cuda:N; auto is the GPU if there is one.

@@ -160,7 +160,8 @@ class SkipInit(nn.Module):
         self.alpha = nn.Parameter(torch.tensor(self.start))
 
     def forward(self, skip: Tensor, branch: Tensor) -> Tensor:
-        """One fused operation. Without the cast, autocast would turn a bfloat16 skip into float32."""
+        """The skip plus the scaled branch, as one fused operation."""
+        # Without the cast, autocast would turn a bfloat16 skip into float32.
         return torch.addcmul(skip, self.alpha.to(branch.dtype), branch)
 
     def extra_repr(self) -> str:

@@ -47,14 +47,14 @@ def reproduce(
         preset: how much to run: `smoke`, `demo`, `quick`, `brief`, `reduced` or `paper`.
         methods: only these columns; all if none is given.
         at: only these depths or batch sizes; all if none is given.
-        seeds: at most so many runs at each rate.
+        seeds: at most this many runs at each rate.
         first_seed: seed of the first run, and of networks measured at initialization.
         around_best: of a whole grid of rates, only the paper's best and its two neighbours.
         precision: in place of the preset's.
         device: `auto`, `cpu`, `cuda` or `cuda:N`.
-        time_limit: seconds after which to stop in good order.
+        time_limit: seconds after which to write checkpoints and stop.
         progress: show a bar where standard error is a terminal.
-        observer: called with every event of the training (`skipinit.training.records`) once it is kept.
+        observer: called with every event of the training (`skipinit.training.records`) after it is recorded.
     """
     chosen = find_preset(preset)
     names = [names] if isinstance(names, str) else names

@@ -58,7 +58,7 @@ Engine = Callable[[Sequence[Sequence[TrainConfig]], Options, Keeper, Stop], None
 
 @dataclass(frozen=True)
 class Outcome:
-    """The trials of a sweep after a call of `run_sweep`."""
+    """The result of `sweep`: how many trials are in which state."""
 
     results: int
     """Trials with a result: finished or diverged."""

@@ -187,10 +187,13 @@ class CellResult:
 
 @system_errors_explained()
 def results(folder: str | Path, *, best: int | None = None, of: int | None = None) -> dict[str, list[Row]]:
-    """The results of a sweep as rows: `trials`, and `cells` (all but rate and seed) for each metric.
+    """The results of a sweep as plain rows.
+
+    `trials` has a row per trial, `cells` a row per cell and metric. A cell is all trials that differ only in
+    rate and seed.
 
     Args:
-        folder: of the sweep.
+        folder: folder of the sweep.
         best: average the best `best` of `of` runs; if not given, the paper's 5 of 7, or 12 of 15.
         of: runs that count, lowest seeds first.
     """
@@ -327,7 +330,7 @@ class Progress:
 
 @system_errors_explained()
 def status(folder: str | Path) -> Progress:
-    """How far the sweep in `folder` is."""
+    """The progress of the sweep in `folder`."""
     with open_store(Path(folder)) as store:
         return progress(store)
 

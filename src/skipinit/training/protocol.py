@@ -60,12 +60,12 @@ _CHOSEN = ("batch_size", "epochs", "l2", "schedule", "augment", "crop_padding")
 def make_train_config(
     model: ModelConfig | Callable[[], nn.Module], data: str | Path | tuple[Any, Any], **given: Any
 ) -> TrainConfig:
-    """A settled config; what is not given, or given as None, is the protocol's choice for the data set.
+    """The config of a training run; options not given, or None, have the protocol's value for the data set.
 
     Args:
-        model: one of the paper's networks, or a function of a module of yours that returns a model.
+        model: one of the paper's networks, or an importable function of yours that returns a model.
         data: a name or a path; or training and test split, each images and labels or a `Dataset` of them.
-            These are written where data sets are looked for, into a file named by its content.
+            Splits are written to a file named by its content, where data sets are looked for.
         given: options of `TrainConfig`.
     """
     if isinstance(model, str):
