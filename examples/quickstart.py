@@ -7,12 +7,12 @@ import torch
 
 import skipinit
 
-# A hundred layers without normalization. SkipInit is one scalar per residual branch, started at 0; with
-# alpha = 1 it is the same network as if the scalars were not there.
+# A hundred layers without normalization. SkipInit is one scalar alpha per residual branch, which starts at 0.
+# With alpha = 1 the network computes the same as without the scalars.
 balanced = skipinit.create_model("wrn100_1", scheme="skipinit", in_channels=1, seed=0)
 exploding = skipinit.create_model("wrn100_1", scheme="skipinit", alpha=1, in_channels=1, seed=0)
 
-# What do its blocks hand on? The variance of skip and branch, block by block.
+# How large are skip and branch in the first and in the last block?
 batch = torch.randn(64, 1, 8, 8, generator=torch.Generator().manual_seed(1))
 for model in (exploding, balanced):
     report = skipinit.probe(model, batch)

@@ -1,4 +1,4 @@
-"""The examples about watching run as they are written."""
+"""The examples run as they are written."""
 
 from __future__ import annotations
 
@@ -34,6 +34,14 @@ def test_the_notebook_runs_from_top_to_bottom():
     assert "Before: ResidualNet, 6 blocks" in comparison
     assert "grows as the number of blocks to the power" in depths
     assert names["watch"].report().steps == tuple(range(0, 60, 10))
+
+
+def test_a_model_is_converted_and_trained(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["convert_your_model.py", "2"])
+    runpy.run_path(str(EXAMPLES / "convert_your_model.py"), run_name="__main__")
+    printed = capsys.readouterr().out
+    assert "20 norms removed, 10 blocks scaled" in printed
+    assert "after 2 updates of 64 images" in printed
 
 
 def test_the_digits_are_watched(tmp_path, monkeypatch, capsys):
