@@ -253,3 +253,91 @@ def test_classifiers_among_several_outputs_are_named(scheme, tied, named):
 def test_a_start_by_he_that_was_asked_for_is_no_exception(recwarn):
     convert(TwoHeads(tied=False), IMAGES, classifier_init="he")
     assert not recwarn.list
+
+
+class InOut(nn.Module):
+    """A dense layer whose weight is (in, out), as in transformers' GPT-2."""
+
+    def __init__(self, inputs, outputs) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.ones(inputs, outputs)), nn.Parameter(torch.ones(outputs))
+
+    def forward(self, x):
+        return torch.addmm(self.bias, x.flatten(0, -2), self.weight).unflatten(0, x.shape[:-1])
+
+
+class Words(nn.Module):
+    """A language model: tables of small entries, pre-norm blocks, and a head that is one of the tables."""
+
+    def __init__(self, entries=0.02) -> None:
+        super().__init__()
+        self.table, self.places = nn.Embedding(20, 64), nn.Parameter(entries * torch.randn(6, 64))
+        nn.init.normal_(self.table.weight, 0, entries)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(64), InOut(64, 256), nn.GELU(), InOut(256, 64)) for _ in range(2)
+        )
+        self.norm, self.head = nn.LayerNorm(64), nn.Linear(64, 20, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, ids):
+        x = self.table(ids) + self.places
+        for block in self.blocks:
+            x = x + block(x)
+        return self.head(self.norm(x))
+
+
+def test_dense_layers_of_another_class_are_dense_layers():
+    torch.manual_seed(0)
+    model = Words()
+    conversion = convert(model, IDS, seed=0)
+    assert conversion.kept == ("places", "table.weight")
+    wide, narrow = conversion.model.blocks[0][1], conversion.model.blocks[0][3]
+    assert wide.weight.var().item() == pytest.approx(2 / 64, rel=0.05)
+    assert narrow.weight.var().item() == pytest.approx(2 / 256, rel=0.05)
+    assert not wide.bias.any()
+    weights = {f"blocks.{block}.{layer}.weight" for block in (0, 1) for layer in (1, 3)}
+    assert set(l2_parameters(model)) == set(l2_parameters(conversion.model)) == weights
+    fixed = convert(model, IDS, scheme="fixup", seed=0).model
+    assert all(hasattr(fixed.blocks[0][layer], "input_bias") for layer in (1, 3))
+    assert not fixed.blocks[0][3].weight.any()
+
+
+def test_a_stream_that_starts_from_small_tables_starts_at_variance_1():
+    torch.manual_seed(0)
+    model = Words()
+    conversion = convert(model, IDS, seed=0)
+    assert conversion.before.rows[0].skip_variance == pytest.approx(2 * 0.02**2, rel=0.1)
+    assert [row.skip_variance for row in conversion.after.rows] == pytest.approx([1, 1], rel=1e-3)
+    converted = conversion.model
+    ratio = converted.places / model.places
+    torch.testing.assert_close(ratio, ratio.mean().expand_as(ratio))
+    torch.testing.assert_close(converted.table.weight, model.table.weight * ratio.mean())
+    assert converted.head.weight is converted.table.weight
+    assert converted(IDS).std(correction=0).item() == pytest.approx(1)
+    converted.load_state_dict(convert(model, IDS, seed=1).model.state_dict())
+    large = Words(entries=0.7)
+    assert torch.equal(convert(large, IDS).model.places, large.places)
+    assert torch.equal(convert(model, IDS, exclude="table").model.table.weight, model.table.weight)
+
+
+class Translator(nn.Module):
+    """Two streams that share a table; each has its own positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.given, self.made = Words(), Words()
+        self.made.table = self.given.table
+
+    def forward(self, ids):
+        return self.given(ids) + self.made(ids.flip(1))
+
+
+def test_a_table_that_two_streams_share_is_scaled_once():
+    torch.manual_seed(0)
+    model = Translator()
+    converted = convert(model, IDS, seed=0).model
+    ratio = converted.given.table.weight / model.given.table.weight
+    torch.testing.assert_close(ratio, ratio.mean().expand_as(ratio))
+    assert ratio.mean().item() == pytest.approx(35, rel=0.1)
+    for mine, wanted in ((converted.given, model.given), (converted.made, model.made)):
+        torch.testing.assert_close(mine.places, wanted.places * ratio.mean())

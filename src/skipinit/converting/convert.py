@@ -36,6 +36,7 @@ from .plan import Choice, ClassifierStart, Plan, Selection, as_choices, make_pla
 from .remarks import listed, warn_of_exceptions
 from .removal import unreached_norms, why_not_folded
 from .surgery import Surgery, disable_inplace
+from .tables import start_streams
 
 
 def convert(
@@ -113,7 +114,9 @@ def convert(
         raise SkipinitError(f"{type(model).__name__}: {listed(surgery.left)}")
     if plan.scheme.fixup:
         start_fixup(surgery, inputs)
-    start_outputs(surgery, inputs)
+    if not keep_function:
+        start_streams(surgery, inputs)
+        start_outputs(surgery, inputs)
     after, outputs = measure_with_outputs(converted, inputs, "evaluation" if keep_function else "whole")
     after = replace(after, model=before.model)
     difference = largest_difference(floating_tensors(outputs), expected) if expected else None

@@ -95,6 +95,16 @@ class BiasedInput(nn.Module):
         return super().forward(x + self.input_bias, *args, **kwargs)
 
 
+class ScaledInput(nn.Module):
+    """layer(input_scale * x): a classifier whose weight is also a table of embeddings"""
+
+    input_scale: Tensor
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """The scale is a constant: the weight learns."""
+        return super().forward(self.input_scale * x, *args, **kwargs)
+
+
 class DroppedInput(nn.Module):
     """layer(dropout(x)): Regularized SkipInit's classifier"""
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ..nets.layers import scale_weight
 from ..probing.forward import Inputs, arguments_of, preserve_state
 from .changes import Change
+from .extensions import ScaledInput, extend
 from .folding import is_plain
 from .fresh import is_tied
 from .surgery import Surgery
@@ -27,7 +28,7 @@ _FIRST_OUTPUTS = 1.0
 def start_outputs(surgery: Surgery, inputs: Inputs) -> None:
     """Start the classifier at zero, or so small that the outputs have a standard deviation of at most 1.
 
-    A classifier that is tied to an embedding stays as it is.
+    The weight of a classifier that is tied to an embedding stays as it is; its input is scaled instead.
     """
     model, flow, plan = surgery.model, surgery.flow, surgery.plan
     if plan.classifier_init == "he" or flow.classifier is None or flow.classifier not in surgery.selection:
@@ -37,18 +38,23 @@ def start_outputs(surgery: Surgery, inputs: Inputs) -> None:
     if spread < _VANISHED:
         _restore_signal(surgery, inputs)
         spread = _spread_of_output(layer, model, inputs)
-    if is_tied(layer, model):
-        return
+    tied = is_tied(layer, model)
     if spread < _VANISHED:
         warnings.warn(
             f"the signal vanishes: the outputs have a standard deviation of {spread:.0e}; layers without a "
             "skip around them need their norms, exclude= keeps them",
             stacklevel=4,
         )
-    if plan.classifier_init == "zero":
+    if plan.classifier_init == "zero" and not tied:
         scale_weight(layer, 0.0)
     elif spread > _FIRST_OUTPUTS and math.isfinite(spread):
-        scale_weight(layer, _FIRST_OUTPUTS / spread)
+        factor = _FIRST_OUTPUTS / spread
+        if not tied:
+            scale_weight(layer, factor)
+            return
+        extend(layer, ScaledInput)
+        layer.register_buffer("input_scale", torch.full_like(layer.get_parameter("weight")[0, 0], factor))
+        surgery.changes.append(Change(None, flow.classifier, "", f"input times {factor:.3g}"))
 
 
 def _restore_signal(surgery: Surgery, inputs: Inputs) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 from torch import nn
 
 from ..errors import ConfigError
+from ..nets.layers import is_dense
 from ..probing.adds import ResidualAdd, TracedAdd, describe_adds
 from ..probing.balance import ProbeReport
 from ..probing.forward import Inputs, Mode, traced
@@ -22,6 +23,7 @@ from ..probing.trace import Tracer
 from .norm_uses import find_feeders, find_norms, norm_calls, norms_on_skip
 from .passes import FURTHER, WHOLE, Pass
 from .sites import Path, Site, SiteFinder
+from .tables import find_tables
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,8 @@ class Flow:
     """The only dense layer that computes an output of the model; None if there are several."""
     dense_outputs: tuple[str, ...]
     """All of them."""
+    tables: Mapping[str, tuple[str, ...]]
+    """For blocks at the start of a stream that comes from tables alone: the parameters with the entries."""
     report: ProbeReport
     """The balance in this pass."""
     passes: tuple[Pass, ...] = (WHOLE,)
@@ -187,6 +191,7 @@ def _whole_flow(model: nn.Module, inputs: Inputs, norm_types: tuple[type[nn.Modu
             calls=calls,
             classifier=dense[0] if len(dense) == 1 else None,
             dense_outputs=dense,
+            tables=find_tables(model, adds, tracer.adds),
             report=report_of(tracer, model),
         )
 
@@ -299,5 +304,5 @@ def _dense_outputs(model: nn.Module, outputs: list[Node]) -> Iterator[str]:
     for node in outputs:
         while node.kind not in (Kind.LINEAR, Kind.RESIDUAL) and len(node.parents) == 1:
             node = node.parents[0]
-        if node.kind is Kind.LINEAR and isinstance(model.get_submodule(node.module), nn.Linear):
+        if node.kind is Kind.LINEAR and is_dense(model.get_submodule(node.module)):
             yield node.module

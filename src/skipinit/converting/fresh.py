@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.nn.utils.parametrize import is_parametrized
 
 from ..errors import ConfigError, one_line
-from ..nets.layers import LINEAR_MAPS, scale_normal
+from ..nets.layers import is_linear_map, scale_normal
 from .passes import seeded_torch
 from .plan import Plan, Selection
 from .removal import is_norm
@@ -45,7 +45,7 @@ def draw_weights(model: nn.Module, selection: Selection, plan: Plan, classifier:
         if name not in selection or is_norm(module) or "parametrizations" in name.split("."):
             continue
         rule = _own_rule(module)
-        if isinstance(module, LINEAR_MAPS):
+        if is_linear_map(module):
             if not is_tied(module, model):
                 maps[name] = module
         elif rule is not None and list(module.parameters(recurse=False)):

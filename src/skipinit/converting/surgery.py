@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ..errors import SkipinitError
-from ..nets.layers import LINEAR_MAPS
+from ..nets.layers import LINEAR_MAPS, is_linear_map
 from .changes import Change
 from .extensions import (
     BiasedInput,
@@ -197,7 +197,7 @@ class Surgery:
         layers = [
             layer
             for name, layer in self.model.named_modules()
-            if isinstance(layer, LINEAR_MAPS) and self.flow.calls.get(name) and name in self.selection
+            if is_linear_map(layer) and self.flow.calls.get(name) and name in self.selection
         ]
         for layer in layers:
             extend(layer, BiasedInput, input_bias=scalar(0.0, layer))

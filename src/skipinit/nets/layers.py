@@ -61,6 +61,8 @@ def scale_normal(layer: Weighted | Transposed, gain: float, generator: torch.Gen
 
 def _fan_in(layer: Weighted | Transposed) -> float:
     """The number of products that an output sums; for a transposed convolution, on average."""
+    if not isinstance(layer, LINEAR_MAPS):  # Its weight may be (in, out); the bias tells which axis is out.
+        return layer.weight.numel() / layer.bias.numel()
     if isinstance(layer, TRANSPOSED_CONVOLUTIONS):
         products = layer.in_channels // layer.groups * math.prod(layer.kernel_size)
         return products / math.prod(layer.stride)
@@ -116,8 +118,28 @@ CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 CONVOLUTIONS_AND_DENSE = (*CONVOLUTIONS, nn.Linear)
 TRANSPOSED_CONVOLUTIONS = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 LINEAR_MAPS = (*CONVOLUTIONS_AND_DENSE, *TRANSPOSED_CONVOLUTIONS)
-"""Layers that compute one linear map and have `weight` and `bias`."""
+"""Layers of torch that compute one linear map and have `weight` and `bias`."""
 _SEVERAL_MAPS = (nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase)
+
+
+def is_linear_map(module: nn.Module) -> bool:
+    """Whether the module computes one linear map: a layer of torch, or a dense one of another class."""
+    return isinstance(module, LINEAR_MAPS) or is_dense(module)
+
+
+def is_dense(module: nn.Module) -> bool:
+    """Whether this is a dense layer: `nn.Linear`, or one of another class, such as transformers' `Conv1D`.
+
+    Those have a matrix `weight`, a vector `bias` along one of its axes, and no other parameters but scalars.
+    Tables, such as embeddings, have no bias.
+    """
+    if isinstance(module, nn.Linear):
+        return True
+    others = dict(module.named_parameters())
+    weight, bias = others.pop("weight", None), others.pop("bias", None)
+    if weight is None or bias is None or any(parameter.dim() for parameter in others.values()):
+        return False
+    return weight.dim() == 2 and bias.dim() == 1 and len(bias) in weight.shape
 
 
 def l2_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -136,7 +158,7 @@ def l2_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
         f"{owner}.{name}".lstrip(".")
         for owner, module in model.named_modules()
         for name in module._parameters
-        if (isinstance(module, LINEAR_MAPS) and name == "weight")
+        if (is_linear_map(module) and name == "weight")
         or (isinstance(module, _SEVERAL_MAPS) and "weight" in name)
     }
     return {name: parameter for name, parameter in model.named_parameters() if name in weights}
