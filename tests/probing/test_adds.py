@@ -271,6 +271,26 @@ def test_other_additions_are_not_residual(form):
     assert find_residual_adds(Function(NOT_RESIDUAL[form]), VECTORS) == []
 
 
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("joined", [True, False])
+def test_two_halves_of_a_tensor_are_coupled_streams(joined, batch):
+    """Reversible networks: a' = a + f(b), b' = b + g(a'), three times; the halves may be joined between."""
+
+    def coupled(m, x):
+        halves = x.chunk(2, 1)
+        for f, g in ((m.e, m.f), (m.g, m.h), (m.i, m.j)):
+            a, b = torch.cat(halves, 1).chunk(2, 1) if joined else halves
+            a = a + f(b).relu()
+            halves = a, b + g(a).relu()
+        return torch.cat(halves, 1)
+
+    model = Function(coupled)
+    for name in "efghij":
+        setattr(model, name, nn.Linear(3, 3))
+    adds = find_residual_adds(model, vectors(batch))
+    assert [add.branch_modules for add in adds] == [(name,) for name in "efghij"]
+
+
 def test_each_part_of_a_sum_onto_the_skip_counts():
     """As in MobileOne: the skip goes through a norm, and several towers are added to it one by one."""
     adds = find_residual_adds(Function(lambda m, x: (m.a(x) + m.norm(x)) + m.b(x) + m.c(x)), VECTORS)

@@ -162,6 +162,43 @@ def test_branches_of_nothing_are_not_blamed():
     assert "Advice: the branches contribute nothing yet" in verdict.text
 
 
+@pytest.mark.parametrize("depth", [3, 8, 24])
+@pytest.mark.parametrize("size", [0.4, 1.0])
+def test_a_variance_that_normalized_branches_keep_up_does_not_vanish(depth, size):
+    """(x + f(x)) / sqrt(2) is v' = (v + b) / 2, which comes to b, the square of what scales the norm."""
+    torch.manual_seed(0)
+    model = Normalized(depth, lambda total: total / 2**0.5)
+    for block in model.blocks:
+        block.append(Scaled(size))
+    report = probe(model, 2 * torch.randn(256, 32))
+    growth = report.verdict.growth
+    assert (growth.law, growth.blocks) == ("settling", depth)
+    assert growth.rate == pytest.approx(size**2, rel=0.25)
+    assert "The variance settles with depth, at about" in report.verdict.text
+    assert "vanishes" not in report.verdict.text
+    assert ("Advice: none" in report.verdict.text) is (depth < 20)
+    report.check()
+    assert "the skip variance settles, from " in str(broken(report, growth="constant"))
+
+
+class Scaled(nn.Module):
+    def __init__(self, factor) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x):
+        return self.factor * x
+
+
+def test_a_variance_that_small_branches_stop_far_below_vanishes():
+    model = Normalized(8, nn.Identity(), factor=0.5)
+    for block in model.blocks:
+        block.append(Scaled(1e-3))
+    report = probe(model, torch.randn(256, 32))
+    assert report.verdict.growth.law == "exponential"
+    assert "the signal vanishes" in report.verdict.text
+
+
 @pytest.mark.parametrize(("factor", "vanishes"), [(0.5, True), (0.9, True), (0.95, False)])
 def test_a_vanishing_signal_is_no_good_news(factor, vanishes):
     """c (x + 0.1 f(x)) multiplies the variance by about c² a block: 0.25, 0.81 and 0.90."""

@@ -11,7 +11,9 @@ the split.
 - The skip is a projection, one linear map or several without an activation: the branch is deeper, has a norm
   or an activation, and neither path has another residual add. So a projection skips one block, as in ResNets.
   Feature pyramids, low-rank adapters, recurrences and sums of parallel towers are not residual.
-- The branch sees what the skip carries. In Res2Net's `b + f(a)`, a and b are different parts of one tensor.
+- The branch sees what the skip carries, or all that it does not carry: two halves of a tensor are coupled
+  streams, `a + f(b)` and then `b + g(a)`, as in reversible networks. In Res2Net's `b + f(a)`, a and b are two
+  of several parts.
 
 Through a residual add the stream continues along its skip. Operands whose streams have no common origin, such
 as a position embedding that is added in every layer, are not residual. In `x + f(x) + g(x)`, written in one
@@ -29,7 +31,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from .operations import Kind, Node, Part, origins, split_paths
+from .operations import Kind, Node, origins, split_paths
 
 BRANCH_SCALAR = "branch_alpha"
 """The name of the learned scalar that a conversion puts at the end of a branch."""
@@ -102,18 +104,6 @@ def _classify_projection(
     if _depth(between, operands[1 - operand]) <= _depth(skip, operands[operand]):
         return "what one operand went through entered the other from the side"
     return Paths(operand, tuple(skip), between, tuple(_back_from(fork)[-2::-1]))
-
-
-def sees_skip(paths: Paths, skip: Node, part: Part | None) -> bool:
-    """Whether the branch uses what an identity skip carries, not only other parts of the same tensor."""
-    if paths.skip or part is None:
-        return True
-    used = [
-        [read for parent, read in node.parts if parent is skip]
-        for node in paths.branch
-        if skip in node.parents
-    ]
-    return not used or any(not reads or any(part.overlaps(read) for read in reads) for reads in used)
 
 
 def _between(skip: list[Node], branch: list[Node], origin: Node, end: Node) -> tuple[Node, ...]:

@@ -12,10 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from functools import cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from .parts import Part
 
 
 class Kind(Enum):
@@ -127,31 +129,6 @@ def scales_alike(factor: Tensor, tensor: Tensor) -> bool:
     return len(axes) < 2 and -tensor.dim() not in axes
 
 
-class Part(NamedTuple):
-    """A view of some of a storage."""
-
-    offset: int
-    shape: torch.Size
-    stride: tuple[int, ...]
-
-    def overlaps(self, other: Part) -> bool:
-        """Whether both have an element in common."""
-        size = max(
-            1 + p.offset + sum((n - 1) * s for n, s in zip(p.shape, p.stride, strict=True))
-            for p in (self, other)
-        )
-        memory = torch.zeros(size, dtype=torch.bool)
-        memory.as_strided(self.shape, self.stride, self.offset).fill_(True)
-        return bool(memory.as_strided(other.shape, other.stride, other.offset).any())
-
-
-def part_of(tensor: Tensor, storage: Any) -> Part | None:
-    """Which part of its storage the tensor is; None if it is all of it."""
-    if tensor.numel() * tensor.itemsize >= storage.nbytes():
-        return None
-    return Part(int(tensor.storage_offset()), tensor.shape, tensor.stride())
-
-
 @dataclass(eq=False, slots=True)
 class Node:
     """One operation, in the graph of a forward pass.
@@ -240,15 +217,6 @@ class TensorInfo:
     """Stride and size of the channel axis, where known."""
     measured: tuple[Any, int] | None = None
     """The view that was measured last, and the index of its statistics."""
-
-
-def parts_read(
-    tensors: Sequence[Tensor], storages: Sequence[Any], infos: Sequence[TensorInfo | None]
-) -> tuple[tuple[Node, Part], ...]:
-    """Of which operands an operation used only a part of the storage, and which part."""
-    read = zip(tensors, storages, infos, strict=True)
-    parts = ((info.node, part_of(tensor, storage)) for tensor, storage, info in read if info is not None)
-    return tuple((node, part) for node, part in parts if part is not None)
 
 
 @dataclass(frozen=True, eq=False)

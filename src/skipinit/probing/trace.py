@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .adds import Paths, TracedAdd, classify, recurrent_adds, sees_skip
+from .adds import Paths, TracedAdd, classify, recurrent_adds
 from .operations import (
     ADDITIONS,
     BATCH_NORMS,
@@ -31,14 +31,13 @@ from .operations import (
     kind_of,
     mutable_arguments,
     name_of,
-    part_of,
-    parts_read,
     scales_alike,
     storage_of,
     tensors_in,
     terms_of,
     written_by,
 )
+from .parts import part_of, parts_read, sees_skip
 
 if TYPE_CHECKING:
     from .measure import StatisticsBuffer

@@ -23,6 +23,8 @@ BIASED_BELOW = 1 / 3
 """A typical branch share under this is a bias towards the identity; equal operands have 1/2."""
 CONSTANT_WITHIN = 1.25
 """A fitted line that changes by less than this factor over the blocks it was fitted to is constant."""
+SETTLES_ABOVE = 0.01
+"""A variance that falls by less than this factor in all does not vanish, however fast it falls at first."""
 EXPLODING_FROM = 1.2
 """Growth per block from which depth is limited: 1.2^100 is 10^8. From its inverse on the signal vanishes."""
 
@@ -31,9 +33,9 @@ EXPLODING_FROM = 1.2
 class Growth:
     """How the skip variance changes from block to block."""
 
-    law: Literal["exponential", "linear", "constant", "unknown"]
+    law: Literal["exponential", "linear", "settling", "constant", "unknown"]
     rate: float | None
-    """Factor per block if exponential; increase per block if linear; the level if constant."""
+    """Factor per block if exponential; increase per block if linear; the level if constant or settling."""
     blocks: int
     """How many consecutive blocks it was fitted to."""
 
@@ -97,7 +99,7 @@ def fit_growth(variances: Sequence[float], branches: Sequence[float] = ()) -> Gr
 
     So a factor too much and a factor too little weigh the same, at any size. Fewer than three blocks, or a
     variance of zero, tell nothing. Where branches of a constant variance explain the growth, it is linear,
-    however the few blocks of a small network look.
+    however the few blocks of a small network look. Where they stop the fall, the variance settles.
     """
     count = len(variances)
     if count < 3 or min(variances) <= 0:
@@ -106,6 +108,8 @@ def fit_growth(variances: Sequence[float], branches: Sequence[float] = ()) -> Gr
     level, slope = _least_squares(depths, [math.log(v) for v in variances], [1.0] * count)
     if abs(slope) * (count - 1) < math.log(CONSTANT_WITHIN):
         return Growth("constant", math.exp(level + slope * (count - 1) / 2), count)
+    if slope < 0 and (end := _settles_at(variances, branches, slope)) is not None:
+        return Growth("settling", end, count)
     start, step = _least_squares(depths, variances, [v**-2 for v in variances])
     pairs = list(zip(depths, variances, strict=True))
     exponential = sum((level + slope * x - math.log(v)) ** 2 for x, v in pairs)
@@ -124,11 +128,28 @@ def _add_up(variances: Sequence[float], branches: Sequence[float], slope: float)
     """
     if slope <= 0 or min(branches, default=0.0) <= 0:
         return False
-    _, together = _least_squares(range(len(branches)), [math.log(b) for b in branches], [1.0] * len(branches))
     steps = zip(pairwise(variances), branches, strict=False)
-    return together < slope / 2 and all(
+    return _log_slope(branches) < slope / 2 and all(
         math.sqrt(after) <= math.sqrt(before) + math.sqrt(branch) for (before, after), branch in steps
     )
+
+
+def _settles_at(variances: Sequence[float], branches: Sequence[float], slope: float) -> float | None:
+    """Where a falling variance ends, because branches that do not fall along keep it up; None if nowhere.
+
+    With normalized branches, (x + f(x)) / sqrt(2) is v' = (v + b) / 2, and v comes to b. In general a block
+    keeps a fraction k of the sum, v' = k (v + b), which comes to b k / (1 - k).
+    """
+    if min(branches, default=0.0) <= 0 or _log_slope(branches) < slope / 2:
+        return None
+    steps = zip(pairwise(variances), branches, strict=False)
+    kept = median(after / (before + branch) for (before, after), branch in steps)
+    level = median(branches) * kept / (1 - kept) if kept < 1 else 0.0
+    return level if level > SETTLES_ABOVE * variances[0] else None
+
+
+def _log_slope(values: Sequence[float]) -> float:
+    return _least_squares(range(len(values)), [math.log(v) for v in values], [1.0] * len(values))[1]
 
 
 def _least_squares(xs: Sequence[float], ys: Sequence[float], weights: Sequence[float]) -> tuple[float, float]:
@@ -166,6 +187,8 @@ def _say_growth(growth: Growth) -> str:
             return f"The variance changes exponentially with depth, {growth.rate:.3g}-fold a block {where}."
         case "linear":
             return f"The variance changes linearly with depth, by {growth.rate:+.3g} a block {where}."
+        case "settling":
+            return f"The variance settles with depth, at about {growth.rate:.3g}, {where}."
         case "constant":
             return f"The variance stays constant with depth, at about {growth.rate:.3g} {where}."
     if growth.blocks < 3:
@@ -204,16 +227,20 @@ def _advise(report: ProbeReport, growth: Growth, share: float) -> str:
         )
     if share < BIASED_BELOW:
         return "Advice: none; blocks near the identity keep the signal, forward and backward, at any depth."
-    if report.num_blocks < 20 and all(add.normalized for add in report.adds):
+    normalized = all(add.normalized for add in report.adds)
+    shallow = report.num_blocks < 20
+    if shallow and normalized and growth.law != "settling":
         return (
             "Advice: none; normalized branches add the same variance in each block, so deeper blocks come "
             "nearer to the identity."
         )
-    if report.num_blocks < 20:
-        return "Advice: none at this depth; before going much deeper, scale or normalize the branches."
+    if shallow:
+        remedy = "scale" if normalized else "scale or normalize"
+        return f"Advice: none at this depth; before going much deeper, {remedy} the branches."
+    remedy = "" if normalized else " or normalize them"
     return (
         "Advice: the branches weigh as much as the skips; if training stalls, scale them by a learned scalar "
-        "that starts at 0 (SkipInit) or normalize them."
+        f"that starts at 0 (SkipInit){remedy}."
     )
 
 
@@ -286,13 +313,14 @@ def _check_growth(report: ProbeReport, allowed: Law) -> Iterator[Violation]:
     rate = found.rate or 1.0
     slow = found.law == "exponential" and 1 / EXPLODING_FROM < rate < EXPLODING_FROM
     law = "linear" if slow else found.law
-    order: tuple[str, ...] = ("unknown", *get_args(Law))
+    order: tuple[str, ...] = ("unknown", "constant", "settling", "linear", "exponential")
     if order.index(law) > order.index(allowed):
+        change = "settles" if found.law == "settling" else f"changes {found.law}ly"
         run = max(stages(report.adds), key=len)
         first, last = report.rows[run[0]], report.rows[run[-1]]
         yield Violation(
             "growth",
             tuple(report.rows[index].name for index in run),
-            f"the skip variance changes {found.law}ly, from {first.skip_variance:.3g} in {first.name} to "
+            f"the skip variance {change}, from {first.skip_variance:.3g} in {first.name} to "
             f"{last.skip_variance:.3g} in {last.name}; allowed is {allowed}",
         )
