@@ -490,3 +490,34 @@ def test_signal_that_vanishes_before_a_norm_is_restored(recwarn):
 def test_signal_that_does_not_vanish_is_left_alone():
     model = nn.Sequential(Block(ENDS["function"]), nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
     assert not any("deviation 1" in change.added for change in convert(model, X, seed=0).changes)
+
+
+class TupleBlock(nn.Module):
+    """Returns the sum and something else, as the layers of T5 do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.branch = nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 6))
+
+    def forward(self, x):
+        return x + self.branch(x), None
+
+
+class TupleNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(TupleBlock() for _ in range(2))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x, _ = block(x)
+        return x
+
+
+def test_sums_in_a_tuple_are_divided():
+    x = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
+    converted = convert(TupleNet(), x, scheme="divide-sqrt2", seed=0).model
+    expected = x
+    for block in converted.blocks:
+        expected = (expected + block.branch[1](expected)) / 2**0.5
+    torch.testing.assert_close(converted(x), expected)

@@ -82,7 +82,10 @@ class DividedOutput(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The variance stays constant with depth, yet skip and branch weigh the same."""
-        return super().forward(*args, **kwargs) * 0.5**0.5
+        out = super().forward(*args, **kwargs)
+        if isinstance(out, tuple):
+            return (out[0] * 0.5**0.5, *out[1:])
+        return out * 0.5**0.5
 
 
 class BiasedInput(nn.Module):
@@ -96,7 +99,7 @@ class BiasedInput(nn.Module):
 
 
 class ScaledInput(nn.Module):
-    """layer(input_scale * x): a classifier whose weight is also a table of embeddings"""
+    """layer(input_scale * x): a classifier whose weight is also a table of embeddings, scaled up"""
 
     input_scale: Tensor
 

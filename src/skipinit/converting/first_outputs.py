@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from ..nets.layers import scale_weight
 from ..probing.forward import Inputs, arguments_of, preserve_state
 from .changes import Change
-from .extensions import ScaledInput, extend
 from .folding import is_plain
 from .fresh import is_tied
 from .surgery import Surgery
@@ -28,7 +27,7 @@ _FIRST_OUTPUTS = 1.0
 def start_outputs(surgery: Surgery, inputs: Inputs) -> None:
     """Start the classifier at zero, or so small that the outputs have a standard deviation of at most 1.
 
-    The weight of a classifier that is tied to an embedding stays as it is; its input is scaled instead.
+    A classifier that is tied to an embedding stays as it is.
     """
     model, flow, plan = surgery.model, surgery.flow, surgery.plan
     if plan.classifier_init == "he" or flow.classifier is None or flow.classifier not in surgery.selection:
@@ -38,23 +37,18 @@ def start_outputs(surgery: Surgery, inputs: Inputs) -> None:
     if spread < _VANISHED:
         _restore_signal(surgery, inputs)
         spread = _spread_of_output(layer, model, inputs)
-    tied = is_tied(layer, model)
+    if is_tied(layer, model):
+        return
     if spread < _VANISHED:
         warnings.warn(
             f"the signal vanishes: the outputs have a standard deviation of {spread:.0e}; layers without a "
             "skip around them need their norms, exclude= keeps them",
             stacklevel=4,
         )
-    if plan.classifier_init == "zero" and not tied:
+    if plan.classifier_init == "zero":
         scale_weight(layer, 0.0)
     elif spread > _FIRST_OUTPUTS and math.isfinite(spread):
-        factor = _FIRST_OUTPUTS / spread
-        if not tied:
-            scale_weight(layer, factor)
-            return
-        extend(layer, ScaledInput)
-        layer.register_buffer("input_scale", torch.full_like(layer.get_parameter("weight")[0, 0], factor))
-        surgery.changes.append(Change(None, flow.classifier, "", f"input times {factor:.3g}"))
+        scale_weight(layer, _FIRST_OUTPUTS / spread)
 
 
 def _restore_signal(surgery: Surgery, inputs: Inputs) -> None:

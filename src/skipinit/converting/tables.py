@@ -2,7 +2,8 @@
 
 Tables have small entries, often of a deviation of 0.02, because a norm follows. Without norms the stream
 would keep that size: attention would be uniform and activations linear, and the network would hardly learn.
-So the tables are scaled up until the stream has a deviation of 1, as He's weights give it to images.
+So the tables are scaled up until the stream has a deviation of 1, as He's weights give it to images. A
+classifier whose weight is also a table gets its input scaled down, so that its outputs do not grow along.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from ..nets.layers import is_linear_map
 from ..probing.adds import ResidualAdd, TracedAdd
 from ..probing.forward import Inputs
 from ..probing.measure import measure
 from ..probing.operations import Kind, Node, origins
 from .changes import Change
+from .extensions import ScaledInput, extend
 
 if TYPE_CHECKING:
     from .surgery import Surgery
@@ -73,7 +76,17 @@ def start_streams(surgery: Surgery, inputs: Inputs) -> None:
             continue
         factors = dict.fromkeys(entries, known or 1 / spread) | factors
     for name, factor in factors.items():
-        owner = name.rpartition(".")[0]
-        if owner in surgery.selection:
-            model.get_parameter(name).mul_(factor)
-            surgery.changes.append(Change(None, name, "", f"times {factor:.3g}, for a signal of deviation 1"))
+        if name.rpartition(".")[0] in surgery.selection:
+            _scale(name, factor, surgery)
+
+
+def _scale(name: str, factor: float, surgery: Surgery) -> None:
+    """Scale a table. A layer that is tied to it, such as the classifier, computes what it did before."""
+    model, table = surgery.model, surgery.model.get_parameter(name)
+    table.mul_(factor)
+    surgery.changes.append(Change(None, name, "", f"times {factor:.3g}, for a signal of deviation 1"))
+    for tied, layer in model.named_modules():
+        if is_linear_map(layer) and layer._parameters.get("weight") is table:
+            extend(layer, ScaledInput)
+            layer.register_buffer("input_scale", torch.full_like(table[0, 0], 1 / factor))
+            surgery.changes.append(Change(None, tied, "", f"input times {1 / factor:.3g}"))
