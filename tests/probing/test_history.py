@@ -50,6 +50,13 @@ def test_text_fits_a_terminal_and_says_what_changed():
     assert "changed most in blocks.1: 0 % to 20.0 %" in text
 
 
+def test_branches_that_stay_at_nothing_are_no_change_and_can_be_drawn(tmp_path):
+    rows = (WatchRow("a", 1, 1.0, 0.0, 0.0, 0.1, 0.0, 0.0), WatchRow("b", 2, 1.0, 0.0, 0.0, 0.1, 0.0, 0.0))
+    silent = WatchReport("Net", (Measurement(0, rows), Measurement(1, rows)))
+    assert "The branch shares did not change." in silent.summary()
+    silent.plot(tmp_path / "history.png", "branch_variance")
+
+
 def test_csv_and_json_hold_every_row():
     lines = list(csv.DictReader(io.StringIO(REPORT.to_csv())))
     assert [int(line["step"]) for line in lines] == [0, 0, 10, 10, 20, 20]

@@ -213,9 +213,11 @@ def _sentences(report: WatchReport) -> Iterator[str]:
     moved = [row for row in last.rows if row.name in before and math.isfinite(row.branch_share)]
     if count > 1 and moved:
         most = max(moved, key=lambda row: abs(row.branch_share - before[row.name].branch_share))
-        start = before[most.name].branch_share
-        end = most.branch_share
-        yield f"The branch share changed most in {most.name}: {percent(start)} to {percent(end)}."
+        start, end = before[most.name].branch_share, most.branch_share
+        if start == end:
+            yield "The branch shares did not change."
+        else:
+            yield f"The branch share changed most in {most.name}: {percent(start)} to {percent(end)}."
     unchanged = [row.name for row in last.rows if row.update_ratio == 0]
     if unchanged:
         yield f"The last update left {_names(unchanged)} unchanged."

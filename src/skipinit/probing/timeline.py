@@ -86,12 +86,14 @@ def draw_heat_map(axes: Axes, report: WatchReport, quantity: str) -> None:
 def draw_lines(axes: Axes, report: WatchReport, quantity: str, blocks: Sequence[str]) -> None:
     """One line for each of these blocks over the steps."""
     names = dict(zip(report.blocks, shorten_all(report.blocks, _NAME), strict=True))
+    positive = False
     for index, block in enumerate(blocks):
         points = [
             (step, value)
             for step, value in zip(report.steps, report.series(block, quantity), strict=True)
             if value is not None and math.isfinite(value)
         ]
+        positive = positive or any(value > 0 for _, value in points)
         if points:
             color, marker = COLORS[index % len(COLORS)], MARKERS[index % len(MARKERS)]
             axes.plot(
@@ -99,7 +101,7 @@ def draw_lines(axes: Axes, report: WatchReport, quantity: str, blocks: Sequence[
                 markerfacecolor="none", markevery=max(1, len(points) // 20),
                 label=names[block],
             )  # fmt: skip
-    if quantity not in ("branch_share", "scale") and axes.lines:
+    if quantity not in ("branch_share", "scale") and positive:
         axes.set_yscale("log")
     axes.set_xlabel("step")
     axes.set_ylabel(QUANTITIES[quantity])
