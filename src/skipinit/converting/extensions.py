@@ -98,14 +98,14 @@ class BiasedInput(nn.Module):
         return super().forward(x + self.input_bias, *args, **kwargs)
 
 
-class ScaledInput(nn.Module):
-    """layer(input_scale * x): a classifier whose weight is also a table of embeddings, scaled up"""
+class ScaledTable(nn.Module):
+    """table_scale * embedding(ids)"""
 
-    input_scale: Tensor
+    table_scale: Tensor
 
-    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """The scale is a constant: the weight learns."""
-        return super().forward(self.input_scale * x, *args, **kwargs)
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The scale is a constant, saved with the model: the entries learn."""
+        return self.table_scale * super().forward(*args, **kwargs)
 
 
 class DroppedInput(nn.Module):

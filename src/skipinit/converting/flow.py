@@ -76,7 +76,7 @@ class Flow:
     dense_outputs: tuple[str, ...]
     """All of them."""
     tables: Mapping[str, tuple[str, ...]]
-    """For blocks at the start of a stream that comes from tables alone: the parameters with the entries."""
+    """For blocks at the start of a stream that comes from tables alone: embeddings, and parameters."""
     report: ProbeReport
     """The balance in this pass."""
     passes: tuple[Pass, ...] = (WHOLE,)
