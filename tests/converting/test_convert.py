@@ -16,7 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from skipinit.converting.convert import convert
 from skipinit.converting.extensions import ChannelAffine
-from skipinit.errors import ConfigError
+from skipinit.errors import ConfigError, SkipinitError
 from skipinit.nets.create import create_model
 from skipinit.nets.layers import l2_parameters
 from skipinit.probing.measure import probe
@@ -48,6 +48,40 @@ MODELS = {
     "parallel ViT": (parallel_vit, IMAGES, 6, False),
     "ConvNeXt": (ConvNeXt, IMAGES, 18, False),
 }
+
+
+class Unnormalized(nn.Module):
+    """x + W2 relu(W1 x), forty times, by He: f has twice the variance of x, so each block triples it."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.head = nn.Linear(6, 64), nn.Linear(64, 5)
+        self.branches = nn.ModuleList(
+            nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)) for _ in range(40)
+        )
+        for layer in (layer for branch in self.branches for layer in (branch[0], branch[2])):
+            nn.init.normal_(layer.weight, std=math.sqrt(2 / 64))
+
+    def forward(self, x):
+        x = self.stem(x)
+        for branch in self.branches:
+            x = x + branch(x)
+        return self.head(x)
+
+
+def test_a_network_without_norms_gets_the_scalars_it_lacks():
+    torch.manual_seed(0)
+    model, x = Unnormalized(), torch.randn(64, 6)
+    with pytest.warns(UserWarning, match="no normalization was found in Unnormalized; .* with norms="):
+        conversion = convert(model, x)
+    growth = conversion.before.verdict.growth
+    assert (growth.law, growth.rate) == ("exponential", pytest.approx(3, rel=0.1))
+    assert (conversion.num_norms, conversion.num_blocks) == (0, 40)
+    assert [p.item() for p in scalars(conversion.model).values()] == [0.0] * 40
+    net = conversion.model
+    assert torch.equal(net(x), net.head(net.stem(x)))  # every block is the identity
+    with pytest.raises(SkipinitError, match="there is nothing to fold; use keep_function=False"):
+        convert(model, x, keep_function=True)
 
 
 @pytest.mark.parametrize("name", MODELS)

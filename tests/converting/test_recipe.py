@@ -75,14 +75,22 @@ def test_loss_that_stays_is_noticed():
     assert "no progress" in stuck([3.0] + [4.0] * 49)
     assert "the loss is nan" in stuck([math.nan] * 50)
     model = nn.Linear(4, 10)
-    recipe = skipinit.recipe(model, 1e-9, classes=10)
+    recipe = skipinit.recipe(model, 1e-9, classes=10, warm_up=10)
     nn.init.zeros_(model.weight)
     nn.init.zeros_(model.bias)
-    for _ in range(49):
+    for _ in range(99):  # at 50 the first 50 steps after the warm-up are not over
         recipe.step(F.cross_entropy(model(torch.ones(10, 4)), torch.arange(10)))
     loss = F.cross_entropy(model(torch.ones(10, 4)), torch.arange(10))
     with pytest.warns(UserWarning, match="stuck at chance"):
         recipe.step(loss)
+
+
+def test_a_warm_up_may_make_no_progress_but_its_loss_is_finite():
+    chance = math.log(10)
+    for losses in ([chance] * 50, [3.0] + [4.0] * 49):
+        assert stuck(losses, 10, warm_up=50) is None
+        assert stuck(losses + losses[1:] + losses[-1:], 10, warm_up=50)
+    assert "the loss is nan" in stuck([math.nan] * 50, 10, warm_up=50)
 
 
 def test_find_rate_leaves_all_as_it_was_and_finds_the_best_of_a_sweep(tmp_path):

@@ -11,8 +11,9 @@ from torch import nn
 
 from skipinit.converting.convert import convert
 from skipinit.errors import ConfigError, SkipinitError
+from skipinit.nets.create import create_model
 from support.convert_models import ResNet18
-from support.probe_models import Function, PreActivationResNet, ViT, images, vectors
+from support.probe_models import PreActivationResNet, ViT, images, vectors
 
 IMAGES, VECTORS = images(4), vectors(4)
 
@@ -60,7 +61,10 @@ class Uncopyable(ResNet18):
 
 MODELS = {
     "has no residual add": (lambda: nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6)), VECTORS),
-    "has no normalization": (lambda: Function(lambda m, x: x + m.a(x)), VECTORS),
+    "and a learned scale ends every branch: nothing to convert": (
+        lambda: create_model("wrn10_1", scheme="skipinit", seed=0),
+        IMAGES,
+    ),
     "is scripted": (lambda: quiet(lambda: torch.jit.script(PreActivationResNet().blocks[0])), IMAGES),
     "layer1 is scripted": (lambda: quiet(with_scripted_part), IMAGES),
     "fc is quantized": (lambda: quiet(quantized), IMAGES),

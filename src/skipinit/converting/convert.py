@@ -1,4 +1,4 @@
-"""`convert`: remove normalization from any residual network, by the schemes of the paper."""
+"""`convert`: train any residual network without normalization, by the schemes of the paper."""
 
 from __future__ import annotations
 
@@ -61,6 +61,8 @@ def convert(
     `keep_function` it computes what the given model computes in evaluation mode, to be fine-tuned: each batch
     norm is folded into the layer before it or becomes a scale and shift, and branch scalars start at 1.
 
+    A model that has no normalization, and explodes, gets the scalars that it lacks.
+
     A warning names each branch that still contributes at the start, each norm that stayed, and each doubtful
     add.
 
@@ -102,7 +104,7 @@ def convert(
     if not keep_function:
         disable_inplace(prepared)
     flow = find_flow(prepared, inputs, norm_types)
-    _check_flow(prepared, flow, selection, keep_function)
+    _check_flow(prepared, flow, selection, plan)
     before, expected = flow.report, list[Tensor]()
     if keep_function:
         before, outputs = measure_with_outputs(prepared, inputs, "evaluation")
@@ -206,18 +208,19 @@ def _copy(model: nn.Module) -> nn.Module:
         raise SkipinitError(reason) from error
 
 
-def _check_flow(model: nn.Module, flow: Flow, selection: Selection, keep_function: bool) -> None:
+def _check_flow(model: nn.Module, flow: Flow, selection: Selection, plan: Plan) -> None:
     name = type(model).__name__
     if not flow.blocks:
         raise SkipinitError(f"{name} has no residual add, x + f(x) with layers in f: nothing to scale")
     if not flow.norms:
-        raise SkipinitError(
-            f"{name} has no normalization that these inputs reach: there is nothing to remove; name types of "
-            "your own with norms="
-        )
+        unnormalized = f"{name} has no normalization that these inputs reach (norms= names types of your own)"
+        if plan.keep_function:
+            raise SkipinitError(f"{unnormalized}: there is nothing to fold; use keep_function=False")
+        if plan.scheme.merge == "scale" and all(block.add.scale for block in flow.blocks):
+            raise SkipinitError(f"{unnormalized}, and a learned scale ends every branch: nothing to convert")
     if not any(name in selection for name in (*flow.norms, *(block.add.module for block in flow.blocks))):
         raise SkipinitError(f"{name}: exclude= and only= leave no norm and no residual add to convert")
-    if keep_function and not any(is_batch_norm(model.get_submodule(norm)) for norm in flow.norms):
+    if plan.keep_function and not any(is_batch_norm(model.get_submodule(norm)) for norm in flow.norms):
         first = flow.norms[0]
         why = why_not_folded(model.get_submodule(first), first in flow.over_batch)
         raise SkipinitError(f"{name} has no batch norm to fold; {first}: {why}; use keep_function=False")

@@ -43,13 +43,15 @@ class Recipe:
     parameters: list[nn.Parameter] = field(repr=False)
     clip_norm: float
     classes: int | None
+    warm_up: int
     losses: list[float] = field(default_factory=list, repr=False)
     """The loss of every step so far."""
 
     def step(self, loss: Tensor) -> float:
         """Clear the gradients, go backward, clip the gradient and update; returns the loss.
 
-        Every 50 steps a warning says whether the network does not learn.
+        Every 50 steps a warning says whether the loss is not finite and, after the warm-up, whether the
+        network does not learn.
         """
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             kind = f"tensor of {loss.numel()}" if isinstance(loss, Tensor) else type(loss).__name__
@@ -64,7 +66,7 @@ class Recipe:
         self.optimizer.step()
         self.schedule.step()
         self.losses.append(loss.item())
-        if len(self.losses) % _CHECKED == 0 and (reason := stuck(self.losses, self.classes)):
+        if len(self.losses) % _CHECKED == 0 and (reason := stuck(self.losses, self.classes, self.warm_up)):
             warnings.warn(reason, stacklevel=2)
         return self.losses[-1]
 
@@ -117,7 +119,8 @@ def recipe(
         falling = 1.0 if steps is None else 0.5 * (1 + math.cos(math.pi * min(1.0, step / steps)))
         return rising * falling
 
-    return Recipe(optimizer, LambdaLR(optimizer, factor), list(trained.values()), clip_norm, classes)
+    schedule = LambdaLR(optimizer, factor)
+    return Recipe(optimizer, schedule, list(trained.values()), clip_norm, classes, warm_up)
 
 
 def _require(name: str, value: object, allowed: bool, what: str) -> None:
@@ -133,14 +136,19 @@ def _is_count(value: object, least: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
-def stuck(losses: Sequence[float], classes: int | None = None) -> str | None:
-    """Why the training makes no progress, in one line; None if it does or is too short to tell."""
+def stuck(losses: Sequence[float], classes: int | None = None, warm_up: int = 0) -> str | None:
+    """Why the training makes no progress, in one line; None if it does or is too short to tell.
+
+    At the small rates of a warm-up a good network may make none.
+    """
     if len(losses) < _CHECKED:
         return None
     recent = fmean(losses[-_CHECKED // 2 :])
     advice = "try a rate 4 times smaller or skipinit.find_rate, a longer warm-up, or clip the gradients"
     if not math.isfinite(recent):
         return f"the loss is {recent} after {len(losses)} steps: {advice}"
+    if len(losses) < warm_up + _CHECKED:
+        return None
     if classes is not None and abs(recent - math.log(classes)) < _STUCK_WITHIN * math.log(classes):
         chance = f"ln({classes}) = {math.log(classes):.3g}"
         return f"stuck at chance: after {len(losses)} steps the loss is {recent:.3g}, {chance}; {advice}"

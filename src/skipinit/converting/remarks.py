@@ -61,6 +61,12 @@ def warn_of_exceptions(
         )
     if plan.keep_function:
         return
+    if not flow.norms:
+        warnings.warn(
+            f"no normalization was found in {after.model}; if it has norms of its own types, name them with "
+            "norms=",
+            stacklevel=3,
+        )
     if surgery.unfrozen:
         warnings.warn(
             f"{listed(dict.fromkeys(surgery.unfrozen, ''))}: were frozen; now they are drawn anew and train. "
