@@ -52,6 +52,14 @@ def test_floor_is_one_over_root_n():
     assert abs(peak - unfloored) > 5 * abs(peak - (1 - 1 / n) * np.sqrt(n))
 
 
+def test_an_image_is_standardized_alone_whatever_axes_come_before_its_own():
+    images = torch.randint(0, 256, (2, 2, 3, 5, 4), generator=torch.Generator().manual_seed(0))
+    found = standardize(images)
+    for place in itertools.product(range(2), range(2)):
+        assert torch.equal(found[place], standardize(images[place]))
+        assert found[place].numpy() == pytest.approx(standardize_reference(images[place].numpy()), abs=1e-5)
+
+
 @pytest.mark.parametrize("mode", ["zero", "reflect", "symmetric"])
 @pytest.mark.parametrize(
     ("shape", "padding"), [((3, 32, 32), 4), ((1, 8, 8), 1), ((2, 5, 9), 3), ((3, 6, 6), 0)]
@@ -84,6 +92,9 @@ def test_wrong_padding_is_refused():
         crop_flip(images, offset, offset, flip, 4, "reflect")
     with pytest.raises(ConfigError, match=r"'wrap'.*zero, reflect or symmetric"):
         crop_flip(images, offset, offset, flip, 4, "wrap")
+    for shape in ((4, 9), (9, 4)):  # the shorter side decides
+        with pytest.raises(ConfigError, match="padding 4 cannot mirror"):
+            crop_flip(torch.zeros(1, 1, *shape), offset, offset, flip, 4, "symmetric")
 
 
 def prepare(images, top, left, flip):

@@ -153,6 +153,30 @@ def test_batch_statistics_at_test_time_are_of_the_whole_batch_and_leave_the_aver
     assert all(torch.equal(buffer, averages[name]) for name, buffer in layer.named_buffers())
 
 
+def test_eps_is_the_one_given_in_training_and_at_test_time() -> None:
+    layer, x = random_layer(6, eps=0.5), draw(4, 6, 5, 4)
+    expected = torch.nn.functional.batch_norm(x, None, None, layer.weight, layer.bias, training=True, eps=0.5)
+    torch.testing.assert_close(layer(x), expected)
+    averages = layer.running_mean, layer.running_var
+    expected = torch.nn.functional.batch_norm(x, *averages, layer.weight, layer.bias, eps=0.5)
+    torch.testing.assert_close(layer.eval()(x), expected)
+
+
+def test_two_values_of_one_channel_are_enough() -> None:
+    """0 and 4: mean 2, biased variance 4."""
+    layer = GhostBatchNorm2d(1).double()
+    out = layer(torch.tensor([0.0, 4.0], dtype=torch.float64).view(2, 1, 1, 1))
+    assert out.flatten().tolist() == pytest.approx([-2 / (4 + EPS) ** 0.5, 2 / (4 + EPS) ** 0.5])
+    assert (layer.running_mean.item(), layer.running_var.item()) == pytest.approx((0.2, 0.9 + 0.4))
+
+
+def test_the_averages_can_be_reset() -> None:
+    layer = random_layer(2)
+    layer(draw(4, 2, 3, 3))
+    layer.reset_running_stats()
+    assert (layer.running_mean.tolist(), layer.running_var.tolist()) == ([0, 0], [1, 1])
+
+
 def test_the_options_of_a_network_reach_its_norms() -> None:
     model = create_model("wrn10_1", ghost_batch=2, batch_statistics_at_test=True, seed=0)
     norms = [module for module in model.modules() if isinstance(module, GhostBatchNorm2d)]

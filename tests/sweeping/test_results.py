@@ -198,6 +198,7 @@ def test_a_non_finite_run_counts_as_chance() -> None:
     assert run.at_chance
     assert run.value("test_accuracy") == 1.0
     assert run.value("train_loss") == pytest.approx(math.log(100))
+    assert Run(0.5, 0, 100, 1.5, 4.0).at_chance, "up to 1.5 times chance"
     assert not Run(0.5, 0, 100, 1.6, 4.0).at_chance
 
 
@@ -212,3 +213,14 @@ def test_the_papers_trims() -> None:
     ]  # fmt: skip
     with pytest.raises(ConfigError, match="best 8 of 7"):
         Trim(8, 7)
+
+
+def test_a_trim_keeps_one_run_or_more_and_at_most_all() -> None:
+    assert (Trim(1, 1), Trim(7, 7)) == (Trim(best=1, of=1), Trim(best=7, of=7))
+    with pytest.raises(ConfigError, match="best 0 of 7"):
+        Trim(0, 7)
+    assert Trim.asked(5, 7) == Trim(best=5, of=7)
+    assert Trim.asked(None, None) is None
+    for best, of in ((5, None), (None, 7)):
+        with pytest.raises(ConfigError, match="best and of belong together"):
+            Trim.asked(best, of)

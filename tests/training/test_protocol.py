@@ -105,6 +105,24 @@ def test_two_ways_to_write_a_run_have_one_identity() -> None:
         assert identity(other) != identity(config)
 
 
+def test_classes_and_channels_are_those_of_the_data_unless_given() -> None:
+    """Digits: 10 classes in one channel."""
+    for given, expected in (
+        ({}, (10, 1)),
+        ({"num_classes": 12}, (12, 1)),
+        ({"in_channels": 3}, (10, 3)),
+        ({"num_classes": 12, "in_channels": 3}, (12, 3)),
+    ):
+        model = make_train_config(ModelConfig("wrn10_1", **given), "digits").model
+        assert (model.num_classes, model.in_channels) == expected
+
+
+def test_a_ghost_batch_is_none_only_if_it_is_the_batch() -> None:
+    for ghost, expected in ((32, 32), (64, None), (None, None)):
+        config = make_train_config(ModelConfig("wrn10_1", ghost_batch=ghost), "digits", batch_size=64)
+        assert config.model.ghost_batch == expected
+
+
 @pytest.mark.parametrize("scheme", list_schemes())
 @pytest.mark.parametrize("name", ["wrn16_2", "resnet50_v2", "resnet50_v1"])
 def test_a_settled_network_is_settled_and_stays_the_same_network(name: str, scheme: str) -> None:

@@ -77,3 +77,9 @@ def test_every_kind_of_parameter_is_moved_and_has_its_velocity() -> None:
     shapes = [velocity.shape for velocity in momentum_buffers(model, optimizer).values()]
     assert shapes == [parameter.shape for parameter in model.parameters()]
     assert sum(len(group["params"]) for group in optimizer.param_groups) == len(shapes)
+
+
+def test_without_momentum_there_are_no_velocities() -> None:
+    config = _config("skipinit", momentum=0.0, dampening=0.0)
+    model = build(config.model, seed=1)
+    assert momentum_buffers(model, make_optimizer(model, config, torch.ones(()))) == {}
