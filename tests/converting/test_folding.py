@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import dataclass
 
 import pytest
@@ -12,6 +13,16 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from skipinit.converting.convert import convert
 from skipinit.converting.extensions import ChannelAffine
+from skipinit.converting.folding import (
+    as_affine,
+    can_fold,
+    check_finite,
+    in_double,
+    is_batch_norm,
+    is_frozen_batch_norm,
+    largest_difference,
+    rounding_tolerance,
+)
 from skipinit.errors import SkipinitError
 from skipinit.nets.create import create_model
 from skipinit.probing.measure import measure
@@ -338,3 +349,75 @@ def test_on_a_gpu():
     assert all(tensor.is_cuda for tensor in (*converted.parameters(), *converted.buffers()))
     fresh = convert(model, IMAGES.cuda(), seed=0).model
     assert all(tensor.is_cuda for tensor in fresh.parameters())
+
+
+class FrozenNorm(nn.Module):
+    """As torchvision has it, but without an eps of its own."""
+
+    def __init__(self, mean: object, variance: object) -> None:
+        super().__init__()
+        self.running_mean, self.running_var = mean, variance
+        self.weight, self.bias = torch.tensor([1.0, 2.0]), torch.tensor([0.0, -1.0])
+
+
+class Statistics(FrozenNorm):
+    """No norm by its name."""
+
+
+def test_a_frozen_norm_is_told_by_its_name_and_both_its_statistics() -> None:
+    vector, matrix = torch.ones(2), torch.ones(2, 2)
+    assert is_frozen_batch_norm(FrozenNorm(vector, vector))
+    assert is_batch_norm(FrozenNorm(vector, vector))
+    for other in (FrozenNorm(vector, None), FrozenNorm(matrix, matrix), Statistics(vector, vector)):
+        assert not is_frozen_batch_norm(other)
+    assert not is_frozen_batch_norm(nn.BatchNorm1d(2))
+    assert is_batch_norm(nn.BatchNorm1d(2))
+    affine = as_affine(FrozenNorm(torch.tensor([3.0, 4.0]), torch.zeros(2)), "norm")
+    assert affine.scale.tolist() == pytest.approx([1e5**0.5, 2 * 1e5**0.5])
+    assert affine.shift.tolist() == pytest.approx([-3 * 1e5**0.5, -8 * 1e5**0.5 - 1])
+
+
+def test_only_a_plain_layer_of_as_many_outputs_takes_a_scale() -> None:
+    class Own(nn.Linear):
+        """May use its weight in another way."""
+
+    affine = as_affine(nn.BatchNorm1d(3), "norm")
+    assert can_fold(nn.Linear(5, 3), affine)
+    assert not can_fold(nn.Linear(3, 5), affine)
+    assert not can_fold(Own(5, 3), affine)
+    assert not can_fold(nn.utils.parametrizations.weight_norm(nn.Linear(5, 3)), affine)
+
+
+def test_the_largest_difference_is_relative_to_what_was_expected() -> None:
+    expected = [torch.tensor([1.0, -4.0]), torch.tensor([10.0]), torch.ones(0)]
+    assert (
+        largest_difference([torch.tensor([1.0, -2.0]), torch.tensor([11.0]), torch.ones(0)], expected) == 0.5
+    )
+    assert largest_difference(expected[:2], expected) == math.inf
+    assert largest_difference([torch.zeros(2)], [torch.zeros(2)]) == largest_difference([], []) == 0
+    for place in range(2):  # one NaN is the largest, wherever it is
+        outputs = [torch.full_like(each, math.nan) if n == place else each for n, each in enumerate(expected)]
+        assert math.isnan(largest_difference(outputs, expected))
+
+
+def test_the_tolerance_is_that_of_the_coarsest_type() -> None:
+    double, single, half = (torch.ones(1, dtype=t) for t in (torch.float64, torch.float32, torch.bfloat16))
+    assert rounding_tolerance([]) == 0
+    assert rounding_tolerance([double]) == 2.0**-26
+    assert rounding_tolerance([double, single]) == rounding_tolerance([single, double]) == 2.0**-11.5
+    assert rounding_tolerance([single, half]) == 2.0**-3.5
+
+
+def test_outputs_are_all_finite_or_refused() -> None:
+    check_finite([torch.ones(2), torch.zeros(0)], "Net")
+    for bad in (math.nan, math.inf):
+        with pytest.raises(SkipinitError, match="Net gives NaN or infinity in evaluation mode"):
+            check_finite([torch.ones(2), torch.tensor([1.0, bad])], "Net")
+
+
+def test_everything_within_becomes_double_but_whole_numbers() -> None:
+    layer, single, whole = nn.Linear(2, 2), torch.ones(1), torch.ones(1, dtype=torch.int32)
+    first, (second, third), named, text = in_double([layer, (single, whole), {"x": single}, "text"])
+    assert (first.weight.dtype, layer.weight.dtype) == (torch.float64, torch.float32)
+    assert (second.dtype, third.dtype, named["x"].dtype) == (torch.float64, torch.int32, torch.float64)
+    assert text == "text"

@@ -72,6 +72,9 @@ def test_loss_that_stays_is_noticed():
         "stuck at chance: after 50 steps the loss is 2.3, ln(10) = 2.3"
     )
     assert stuck([chance] * 25 + [1.5] * 25, 10) is None
+    for distance, near in ((0.019, True), (-0.019, True), (0.021, False), (-0.021, False)):  # 2% is nothing
+        assert (stuck([9.0] + [chance * (1 + distance)] * 49, 10) is not None) == near
+    assert stuck([9.0] * 25 + [chance - 1] * 8 + [chance + 8 / 17] * 17, 10), "the last 25 count"
     assert "no progress" in stuck([3.0] + [4.0] * 49)
     assert "the loss is nan" in stuck([math.nan] * 50)
     model = nn.Linear(4, 10)
@@ -242,3 +245,14 @@ def test_a_loader_that_shuffles_leaves_the_generator_as_it_was():
     state = torch.get_rng_state()
     skipinit.find_rate(model, torch.utils.data.DataLoader(data, 2, shuffle=True), steps=2)
     assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize(("steps", "last"), [(1, 1), (12, 1), (20, 2)])
+def test_the_loss_of_a_rate_is_the_mean_of_the_last_tenth_of_its_steps(steps, last):
+    model = nn.Linear(4, 3)
+    inputs, targets = X.flatten(1)[:64, :4], X.flatten(1)[:64, :3].argmax(1)
+    found = skipinit.find_rate(model, [(inputs, targets)], steps=steps)
+    rate = min(found.losses)
+    trainer = skipinit.recipe(model, rate, steps=steps, warm_up=max(1, steps // 5))
+    losses = [trainer.step(F.cross_entropy(model(inputs), targets)) for _ in range(steps)]
+    assert found.losses[rate] == pytest.approx(sum(losses[-last:]) / last, rel=1e-6)

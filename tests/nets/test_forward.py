@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from skipinit import create_model
+from skipinit.nets.layers import Dropout
 from support.reference_resnet import Network, ResNetV1, ResNetV2, Variant, Weights, WideResNet
 
 # Both sides are float64 and sum the same products in another order: 1e-10 leaves room for some 50 layers
@@ -149,3 +150,10 @@ def test_schemes_without_dropout_have_no_such_layer(name: str, scheme: str) -> N
     with torch.device("meta"):
         model = create_model(name, scheme=scheme)
     assert not [module for module in model.modules() if isinstance(module, nn.Dropout)]
+
+
+def test_a_mask_that_was_drawn_before_is_the_one_used_in_training() -> None:
+    layer, x = Dropout(0.75, features=4), torch.randn(2, 4, generator=torch.Generator().manual_seed(0))
+    layer.mask = torch.tensor([[1.0, 0.0, 0.0, 1.0], [0.0, 1.0, 1.0, 0.0]])
+    torch.testing.assert_close(layer(x), 4 * x * layer.mask)
+    assert torch.equal(layer.eval()(x), x)

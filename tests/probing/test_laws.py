@@ -62,9 +62,32 @@ def test_predictions_follow_the_section_on_theory():
     assert rows["divide-sqrt2"].skip == pytest.approx([rows["divide-sqrt2"].skip[0]] * 12)
     assert set(rows["divide-sqrt2"].share) == {0.5}
     assert set(rows["skipinit"].branch) == {0}
+    assert rows["none"].branch == pytest.approx(rows["none"].skip)
+    assert rows["batchnorm"].branch == (1,) * 12
+    assert [len(prediction.share) for prediction in rows.values()] == [12] * 4
     for scheme in ("batchnorm", "skipinit"):
         assert predict(probe(create_model("resnet50_v1", scheme=scheme, seed=0), IMAGES)) is None
     assert predict(probe(create_model("wrn28_1", scheme="batchnorm-on-skip", seed=0), IMAGES)) is None
+
+
+def test_one_scalar_for_all_branches_gives_a_law_and_two_give_none():
+    """alpha = 1/2: each block multiplies the variance by 1 + 1/4, a fifth of it from the branch."""
+    model = create_model("wrn16_1", scheme="skipinit", alpha=0.5, seed=0)
+    prediction = predict(probe(model, IMAGES))
+    first = prediction.skip[0]
+    assert prediction.skip == pytest.approx([first * 1.25**block for block in range(6)], rel=1e-5)
+    assert prediction.branch == pytest.approx([skip / 4 for skip in prediction.skip], rel=1e-5)
+    assert prediction.share == pytest.approx([1 / 5] * 6, rel=1e-5)
+    with torch.no_grad():
+        model.blocks[2].merge.alpha.fill_(0.6)
+    assert predict(probe(model, IMAGES)) is None
+
+
+def test_a_branch_that_is_zero_before_its_scalar_has_no_law():
+    model = create_model("wrn10_1", scheme="skipinit", alpha=0.5, seed=0)
+    with torch.no_grad():
+        model.blocks[1].branch.conv2.weight.zero_()
+    assert predict(probe(model, IMAGES)) is None
 
 
 def test_branches_that_call_a_norm_as_a_function_are_normalized():

@@ -32,6 +32,8 @@ def test_growth_laws_are_told_apart_under_noise():
     assert (linear.law, linear.rate) == ("linear", pytest.approx(0.9, rel=0.05))
     constant = fit_growth((4 * noise).tolist())
     assert (constant.law, constant.rate) == ("constant", pytest.approx(4, rel=0.02))
+    drifting = fit_growth([2 * 1.02**depth for depth in range(7)])  # the level is that of the middle
+    assert (drifting.law, drifting.rate) == ("constant", pytest.approx(2 * 1.02**3))
     assert fit_growth([1.0, 2.0]).law == "unknown"
     assert fit_growth([0.0, 0.0, 0.0]).law == "unknown"
 
