@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from skipinit.paper.claims.claim import Rule, follows, proportional
+from skipinit.paper.claims.claim import Rule, all_of, below, decided, equals, follows, missing, proportional
 from skipinit.paper.claims.points import Span, fails, leads, similar_rates, trains
 from skipinit.paper.claims.series import (
     FLAT_THEN_FALLING,
@@ -221,3 +221,53 @@ def test_proportion_to_depth(power: float, coefficient: float, expected: str) ->
     rule = proportional("figure2c", "skip_variance", low=0.75, high=1.0)
     rows = [{"depth": n, "skip_variance": coefficient * n**power} for n in range(1, 101)]
     assert rule.judge(MeasurementSet(rows={"figure2c": rows})).state == expected
+
+
+def state_of_rows(rule: Rule, **columns: list[float]) -> str:
+    """Of rows of these columns, numbered by depth."""
+    values = zip(*columns.values(), strict=True)
+    rows = [{"depth": depth, **dict(zip(columns, row, strict=True))} for depth, row in enumerate(values, 1)]
+    return rule.judge(MeasurementSet(rows={rule.exhibit: rows})).state
+
+
+@pytest.mark.parametrize(("off", "expected"), [(1.19, "holds"), (0.81, "holds"), (1.21, "does not hold")])
+def test_a_law_is_judged_by_the_mean_over_the_blocks(off: float, expected: str) -> None:
+    """Every second block is off by so much, the others not at all."""
+    factors = [off, 1.0] * 6
+    measured = [depth * factor for depth, factor in enumerate(factors, 1)]
+    assert state_of_rows(follows("figure2b", "skip", lambda depth: depth, "l"), skip=measured) == expected
+    assert state_of_rows(equals("figure2b", "one", "two"), one=factors, two=[1.0] * 12) == expected
+    assert state_of_rows(equals("figure2b", "one", "two"), one=factors[:9], two=[1.0] * 9) == (
+        "not measured yet"
+    )
+
+
+def test_a_power_of_depth_is_that_of_the_measured_number() -> None:
+    """0.905 is within a tenth of 1; its inverse, the power of depth in what was measured, is not."""
+    rule = proportional("figure2c", "skip")
+    assert state_of_rows(rule, skip=[depth**0.905 for depth in range(1, 21)]) == "holds"
+    assert state_of_rows(rule, skip=[depth**1.105 for depth in range(1, 21)]) == "does not hold"
+    for least in (0.0, -1.0):
+        assert state_of_rows(rule, skip=[least, *range(2, 21)]) == "does not hold"
+    around = [depth * (0.9, 1.05)[depth % 2] for depth in range(1, 21)]
+    assert state_of_rows(proportional("figure2c", "skip", low=0.9, high=1.0), skip=around) == "holds"
+
+
+def test_below_is_so_in_every_row() -> None:
+    rule, ones = below("figure2b", "small", "large", ratio=0.5), [1.0] * 10
+    assert state_of_rows(rule, small=[0.49] * 10, large=ones) == "holds"
+    for one in (0.5, 0.6):
+        assert state_of_rows(rule, small=[0.1] * 9 + [one], large=ones) == "does not hold"
+    assert state_of_rows(rule, small=ones, large=[0.49] * 10) == "does not hold"
+
+
+def test_one_contradiction_refutes_and_what_is_missing_leaves_open() -> None:
+    no, yes, open_still = decided(False, "no"), decided(True, "yes"), missing("a cell")
+    assert all_of([open_still, yes, no]) == decided(False, "no; yes")
+    assert all_of([yes, open_still]) == dataclasses.replace(open_still, words="missing: a cell; yes")
+    assert all_of([yes, yes]) == yes
+
+
+def test_a_span_in_words() -> None:
+    assert str(Span()) == "a batch size from 1 up"
+    assert str(Span(2, 64, fewest=2)) == "2 or more batch sizes from 2 to 64"

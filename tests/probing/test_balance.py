@@ -14,6 +14,7 @@ import torch
 
 from skipinit.errors import ConfigError, SkipinitError
 from skipinit.nets.create import create_model
+from skipinit.probing.balance import ProbeRow
 from skipinit.probing.measure import probe
 from support.probe_models import Function, images, vectors
 
@@ -108,3 +109,13 @@ def test_matplotlib_is_loaded_only_to_plot():
         "sys.exit('matplotlib' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("broken", [None, "skip_variance", "branch_variance", "output_variance"])
+def test_a_row_is_finite_if_both_operands_and_the_sum_are(broken):
+    names = ("skip_variance", "branch_variance", "output_variance", "channel_variance")
+    for bad in (math.nan, math.inf):
+        values = {name: bad if name == broken else 1.0 for name in names}
+        optional = {"branch_variance_before_scalar": None, "channel_mean_variance": 0.0}
+        row = ProbeRow("a", 1, **values, **optional, moving_variance=None, squared_moving_mean=None)
+        assert row.is_finite == (broken is None)
