@@ -24,7 +24,7 @@ PRE_ACTIVATION_ONLY = {
 @st.composite
 def networks(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
     """A Wide-ResNet of any small depth and width, with options that its scheme has."""
-    name = f"wrn{6 * draw(st.integers(1, 3)) + 4}_{draw(st.integers(1, 3))}"
+    name = f"wrn{6 * draw(st.integers(1, 2)) + 4}_{draw(st.integers(1, 2))}"
     scheme = draw(st.sampled_from(list_schemes()))
     options: dict[str, Any] = {
         "scheme": scheme,
@@ -50,7 +50,7 @@ def images(options: dict[str, Any], size: tuple[int, int]) -> torch.Tensor:
     return torch.randn(4, options["in_channels"], *size, generator=generator)
 
 
-@given(network=networks(), size=st.tuples(st.integers(5, 20), st.integers(5, 20)))
+@given(network=networks(), size=st.tuples(st.integers(5, 12), st.integers(5, 12)))
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_builds_runs_and_round_trips(network: tuple[str, dict[str, Any]], size: tuple[int, int]) -> None:
     name, options = network

@@ -189,10 +189,10 @@ def test_the_merge_keeps_the_type_of_its_operands(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("scheme", ["batchnorm", "skipinit"])
 def test_a_thousand_layers_build_fast_and_stay_finite(scheme: str) -> None:
-    start = time.perf_counter()
+    start = time.process_time()  # of this process: the machine may be busy with others
     model = create_model("wrn1000_2", scheme=scheme, seed=0)
-    assert time.perf_counter() - start < 5
-    loss = nn.functional.cross_entropy(model(randn(2, 3, 32, 32)), torch.tensor([0, 1]))
+    assert time.process_time() - start < 5
+    loss = nn.functional.cross_entropy(model(randn(2, 3, 8, 8)), torch.tensor([0, 1]))
     loss.backward()
     assert torch.isfinite(loss)
     assert all(torch.isfinite(p.grad).all() for p in model.parameters())
