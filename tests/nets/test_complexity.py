@@ -142,8 +142,8 @@ def by_hand(name: str) -> Count:
 
 
 def defined(name: str, scheme: str) -> bool:
-    """WRN-1000-2 with two schemes only: in the others it differs from WRN-100-2 in depth alone."""
-    if name == "wrn1000_2":
+    """The deepest with two schemes only: in the others they differ from WRN-100-2 and ResNet-50 in depth."""
+    if name.startswith(("wrn1000_2", "resnet101", "resnet152")):
         return scheme in ("batchnorm", "skipinit")
     return not (name.endswith("_v1") and scheme in PRE_ACTIVATION_ONLY)
 
