@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from skipinit.paper.claims.claim import Rule, all_of, below, decided, equals, follows, missing, proportional
-from skipinit.paper.claims.points import Span, fails, leads, similar_rates, trains
+from skipinit.paper.claims.points import Span, fails, leads, similar_losses, similar_rates, trains
 from skipinit.paper.claims.series import (
     FLAT_THEN_FALLING,
     NEVER_RISING,
@@ -64,6 +64,16 @@ def test_a_lead_in_loss_is_a_lower_loss() -> None:
     rule = leads(FIGURE, "skipinit", "batchnorm", (64,), metric="train_loss")
     assert state(rule, ("skipinit", {64: low}), ("batchnorm", {64: high})) == "holds"
     assert state(rule, ("skipinit", {64: high}), ("batchnorm", {64: low})) == "does not hold"
+
+
+@pytest.mark.parametrize(("smaller", "expected"), [(0.5, "holds"), (0.49, "does not hold")])
+def test_losses_are_similar_up_to_a_factor_of_two(smaller: float, expected: str) -> None:
+    rule = similar_losses("table3", "batchnorm", "skipinit", (16,))
+    for one, other in ((smaller, 1.0), (1.0, smaller)):
+        losses = (result("train_loss", value) for value in (one, other))
+        assert state(rule, *zip(("batchnorm", "skipinit"), ({16: loss} for loss in losses), strict=True)) == (
+            expected
+        )
 
 
 def test_failure_needs_several_rates() -> None:

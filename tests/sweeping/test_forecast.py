@@ -212,6 +212,11 @@ def test_a_doubling_that_brings_nothing_is_looked_past_once() -> None:
     assert choose_size([CIFAR] * 2, lambda some: speeds[len(some)]) == 1
 
 
+def test_a_pack_is_larger_if_that_is_faster_by_a_twentieth() -> None:
+    for speed, chosen in ((105.0, 2), (104.9, 1)):
+        assert choose_size([CIFAR] * 2, lambda some, speed=speed: (100.0, speed)[len(some) - 1]) == chosen
+
+
 def test_a_forecast_leaves_out_results_and_goes_on_from_checkpoints(tmp_path: Path) -> None:
     done, half, new = DIGITS, replace(DIGITS, seed=1, epochs=3), replace(DIGITS, seed=2)
     run_sweep(Grid((done,)), tmp_path, device="cpu", progress=False)
