@@ -115,6 +115,7 @@ def test_classes_and_channels_are_those_of_the_data_unless_given() -> None:
     ):
         model = make_train_config(ModelConfig("wrn10_1", **given), "digits").model
         assert (model.num_classes, model.in_channels) == expected
+    assert make_train_config(ModelConfig("wrn10_1", in_channels=3), "cifar100").model.num_classes == 100
 
 
 def test_a_ghost_batch_is_none_only_if_it_is_the_batch() -> None:
