@@ -82,4 +82,4 @@ def test_every_kind_of_parameter_is_moved_and_has_its_velocity() -> None:
 def test_without_momentum_there_are_no_velocities() -> None:
     config = _config("skipinit", momentum=0.0, dampening=0.0)
     model = build(config.model, seed=1)
-    assert momentum_buffers(model, make_optimizer(model, config, torch.ones(()))) == {}
+    assert momentum_buffers(model, SGD(model, config, torch.ones(()))) == {}
