@@ -96,6 +96,17 @@ def test_a_damaged_measurement_is_named(tmp_path: Path) -> None:
             collect([tmp_path])
 
 
+def test_of_two_measurements_of_a_figure_that_of_most_networks_counts(tmp_path: Path) -> None:
+    origin = {"machine": "a machine", "commit": None}
+    for name, networks in (("many", 16), ("one", 1)):
+        path = tmp_path / name / "initialization" / "figure5.json"
+        path.parent.mkdir(parents=True)
+        whole = {"figure": "figure5", "inputs": "", "seed": 0, "rows": [{"depth": 1}], "provenance": origin}
+        path.write_text(json.dumps(whole | {"networks": networks}))
+    for names in (("many", "one"), ("one", "many")):
+        assert collect([tmp_path / name for name in names]).probes["figure5"].networks == 16
+
+
 def test_no_folder_is_refused() -> None:
     with pytest.raises(ConfigError, match="no folder given; name one or more"):
         skipinit.claims([])

@@ -201,6 +201,12 @@ def test_curves_are_drawn_whole(tmp_path: Path) -> None:
     assert draw_training(exploded, {}, "here").count("explodes at step") == 4
 
 
+def test_the_command_measures_the_set_that_is_shown() -> None:
+    for precision, flags in ((None, ""), ("bfloat16", " --precision bfloat16")):
+        page = make_page(make_collection(trials("paper", precision=precision, names=("table1",))))
+        assert f"skipinit reproduce table1 --preset paper{flags} --out results" in page
+
+
 def test_what_failed_is_said_first() -> None:
     page = Page(make_page(collection_of(None)))
     differs, claims = page.text.index("What differs from the paper"), page.text.index("Claims of the paper")

@@ -143,6 +143,28 @@ def test_every_cell_carries_preset_data_and_runs() -> None:
     )
 
 
+def test_a_table_over_batch_size_names_the_network() -> None:
+    """Figure 7 is about WRN-28-10, for which `reduced` has WRN-16-4: a width alone does not say it."""
+    for preset, words in (("paper", " · wrn28_10 · "), ("reduced", " · wrn16_4 in place of wrn28_10 · ")):
+        assert words in table_of(make_collection(trials(preset, names=("figure7",))), "figure7").conditions
+
+
+def test_cells_that_only_the_text_reports_are_none_of_the_tables() -> None:
+    """Table 2 prints 15 numbers; of these the preset has five, beside three methods of sections 5 and 6."""
+    table = table_of(make_collection(trials("reduced", names=("table2",))), "table2")
+    assert len(table.groups) == 8
+    assert table.conditions.startswith("5 of 15 cells · ")
+
+
+def test_only_runs_that_count_are_named() -> None:
+    """Table 1 keeps the best 5 of 7 runs: seeds 7 and 8 are not among them, however good."""
+    first, *_ = trials("paper", names=("table1",))
+    nine = [replace(first.config, seed=seed) for seed in range(9)]
+    found = make_collection(made_up_trial(config, (90.0 + config.seed, 1.0)) for config in nine)
+    ((row,),) = table_of(found).groups.values()
+    assert (row.measured, row.runs) == ("94.0 ± 1.6", "best 5 of 7 runs (seeds 0 to 6); 1 rate tried")
+
+
 def test_smoke_says_nothing_of_the_paper() -> None:
     smoke = make_collection(trials("smoke", lambda _: None, names=("table1",)))
     rows = [row for rows in table_of(smoke).groups.values() for row in rows]

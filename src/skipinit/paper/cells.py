@@ -63,10 +63,14 @@ class ExhibitCell:
     @property
     def label(self) -> str:
         """The name of its set of measurements: the preset, data other than the paper's, another precision."""
-        precision = self.config.precision
-        words = [self.preset.data, None if precision == self.preset.precision else precision]
+        words = [self.preset.data, None if self.own_precision else self.config.precision]
         given = ", ".join(word for word in words if word)
         return f"{self.preset.name} ({given})" if given else self.preset.name
+
+    @property
+    def own_precision(self) -> bool:
+        """Whether it was trained at the precision of its preset."""
+        return self.config.precision == self.preset.precision
 
     def place(self, metric: Metric) -> Place:
         """The place of its result in the table or figure."""
@@ -120,9 +124,9 @@ class ExhibitCell:
         if best is None:
             seeds = _seeds_text({config.seed for config in ended})
             return f"{count_text(len(ended), 'run')} ({seeds}) at {rates}"
-        kept = f"best {best.kept} of " if best.kept < best.runs else ""
-        seeds = _seeds_text({config.seed for config in ended if config.lr == best.lr})
-        return f"{kept}{count_text(best.runs, 'run')} ({seeds}); {rates} tried"
+        counted = sorted(config.seed for config in ended if config.lr == best.lr)[: self.exhibit.of]
+        kept = f"best {best.kept} of " if best.kept < len(counted) else ""
+        return f"{kept}{count_text(len(counted), 'run')} ({_seeds_text(set(counted))}); {rates} tried"
 
     @property
     def departures(self) -> list[str]:

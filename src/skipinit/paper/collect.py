@@ -179,7 +179,9 @@ def collect(folders: str | Path | Iterable[str | Path]) -> Collection:
         where = " ".join(map(str, places))
         raise DataError(f"{where}: no results yet; train some with `skipinit reproduce --out {where}`")
     curves = {id: curve for id, (_, curve) in found.items()}
-    return Collection(trials, sort_into_sets(trials), {each.figure: each for each in measured}, curves)
+    # Of several measurements of a figure, the one of most networks, which scatters least.
+    probes = {each.figure: each for each in sorted(measured, key=lambda each: each.networks)}
+    return Collection(trials, sort_into_sets(trials), probes, curves)
 
 
 def sort_into_sets(trials: Iterable[Trial]) -> dict[str, tuple[ExhibitCell, ...]]:

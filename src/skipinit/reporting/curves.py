@@ -131,7 +131,7 @@ def draw_training(cells: Sequence[ExhibitCell], curves: Mapping[str, Sequence[Ep
         )  # fmt: skip
         if trial.state == "diverged":
             # It leaves the picture: an arrow through the upper edge at the last epoch that it finished.
-            last, upwards = len(epochs), axes.get_xaxis_transform()
+            last, upwards = epochs[-1].epoch if epochs else 0, axes.get_xaxis_transform()
             axes.plot(
                 [last, last], [0.86, 1], marker="^", markevery=[1], clip_on=False, transform=upwards, **style
             )

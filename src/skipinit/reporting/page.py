@@ -183,7 +183,7 @@ def _powers(text: str) -> markupsafe.Markup:
 
 
 def _command(names: str, preset: str) -> str:
-    """The command that makes tables and figures."""
+    """The command that makes tables and figures; flags may follow the name of the preset."""
     return f"skipinit reproduce {names} --preset {preset} --out results"
 
 
@@ -203,9 +203,9 @@ def _deciding(judged: JudgedClaim, collection: Collection) -> str:
 
 def _section(exhibit: Exhibit, collection: Collection) -> Section:
     presets = [
-        cells[0].preset.name
+        cells[0].preset.name + ("" if cells[0].own_precision else f" --precision {cells[0].config.precision}")
         for cells in collection.sets.values()
-        if not exhibit.metrics or any(cell.exhibit == exhibit for cell in cells)
+        if any(cell.exhibit == exhibit for cell in cells)
     ] or ["reduced" if exhibit.data == "imagenet" else "quick"]  # digits say nothing of ImageNet
     tables = [
         table

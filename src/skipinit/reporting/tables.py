@@ -145,7 +145,8 @@ def make_table(exhibit: Exhibit, metric: Metric, cells: Sequence[ExhibitCell]) -
     methods = dict.fromkeys(method for method, _ in mine)
     groups = {METHODS[method].label: tuple(_rows(exhibit, metric, method, mine)) for method in methods}
     found = list(mine.values())
-    part = f"{len(mine)} of {len(exhibit.cells)} cells · " if len(mine) < len(exhibit.cells) else ""
+    printed = len(exhibit.cells.keys() & mine.keys())
+    part = f"{printed} of {len(exhibit.cells)} cells · " if printed < len(exhibit.cells) else ""
     return ResultTable(exhibit, metric, found[0].label, f"{part}{conditions(exhibit, found)}", groups)
 
 
@@ -168,14 +169,13 @@ def _rows(
 
 
 def conditions(exhibit: Exhibit, cells: list[ExhibitCell]) -> str:
-    """Data, width, epochs, batch size and precision of the cells, in words."""
+    """Data, network, epochs, batch size and precision of the cells, in words."""
     configs = [cell.config for cell in cells]
     epochs = sorted({config.epochs for config in configs})
     batches = sorted({config.batch_size for config in configs})
-    widths = sorted({config.model.name.partition("_")[2] for config in configs if "wrn" in config.model.name})
     words = [
         f"data {', '.join(sorted({config.data for config in configs}))}",
-        f"width {', '.join(widths)}" if widths else "",
+        _networks_text(exhibit, sorted({config.model.name for config in configs})),
         f"{_listed(epochs)} epoch{'s' * (epochs != [1])}",
         "" if exhibit.axis == "batch_size" else f"batch {_listed(batches)}",
         ", ".join(sorted({config.precision for config in configs})),
@@ -183,6 +183,13 @@ def conditions(exhibit: Exhibit, cells: list[ExhibitCell]) -> str:
         *_earlier(exhibit, cells),
     ]
     return " · ".join(word for word in words if word)
+
+
+def _networks_text(exhibit: Exhibit, names: list[str]) -> str:
+    """The width where rows have the depth; otherwise the network, and the paper's if it differs."""
+    if exhibit.axis == "depth":
+        return f"width {', '.join(sorted({name.partition('_')[2] for name in names}))}"
+    return ", ".join(names) + ("" if names == [exhibit.network] else f" in place of {exhibit.network}")
 
 
 def _earlier(exhibit: Exhibit, cells: list[ExhibitCell]) -> Iterator[str]:
