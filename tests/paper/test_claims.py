@@ -100,11 +100,12 @@ def test_ids_are_unique() -> None:
 
 def test_evidence_is_in_numbers() -> None:
     found = CLAIMS["skipinit-slightly-below-batchnorm"].check(MeasurementSet(published()))
-    assert "Table 1, depth 16: batchnorm 93.5 ± 0.1 against skipinit 93.3 ± 0.1; " in found.words
+    assert "; batchnorm 93.5 ± 0.1 against skipinit 93.3 ± 0.1 at depth 16; " in found.words
+    assert found.words.count("Table 1") == 1
     failing = published() | {Place("table1", "skipinit", 1000): result("test_accuracy", None)}
     found = CLAIMS["skipinit-trains-at-any-depth"].check(MeasurementSet(failing))
     assert found.state == "does not hold"
-    assert found.words.startswith("Table 1, depth 1000: skipinit failed at 15 rates from 2^-13 to 2^1; ")
+    assert found.words.startswith("Table 1: skipinit failed at 15 rates from 2^-13 to 2^1 at depth 1000; ")
 
 
 def test_a_criterion_says_where_it_must_be_so() -> None:
@@ -113,8 +114,9 @@ def test_a_criterion_says_where_it_must_be_so() -> None:
         "Figure 3 (loss), every batch size measured from 1 to 512: skipinit has a lower loss than batchnorm"
     )
     slightly = CLAIMS["skipinit-slightly-below-batchnorm"].criterion
-    assert slightly.endswith(
-        "Table 1, depth 16, 100, 1000: batchnorm has a higher accuracy than skipinit, by at most 1.5 points"
+    assert slightly == (
+        "Table 1, depth 16, 100, 1000: batchnorm has a higher accuracy than skipinit alpha=1/sqrt(d), by at "
+        "most 1.5 points; batchnorm has a higher accuracy than skipinit, by at most 1.5 points"
     )
 
 
@@ -153,6 +155,9 @@ def test_findings_combine() -> None:
     assert all_of([good, gone, bad]) == Finding("does not hold", "bad; good")
     assert all_of([good, gone, gone]) == Finding("not measured yet", "missing: one; good")
     assert all_of([good, good]) == Finding("holds", "good")
+    one, two = (Finding("holds", words, "Table 1") for words in "ab")
+    other = Finding("holds", "a", "Table 3")
+    assert all_of([one, other, two]) == Finding("holds", "Table 1: a; b; Table 3: a")
 
 
 def test_claims_need_no_torch() -> None:

@@ -139,11 +139,9 @@ def test_an_earlier_protocol_says_who_trains_and_not_how_well() -> None:
     assert {cell.earlier for cell in first_set(earlier)} == {"crops padded by zeros, He classifier"}
     trains = earlier.judge("batchnorm-trains-at-any-depth")
     assert trains.state == "holds"
-    assert "depth 16 (crops padded by zeros, He classifier): batchnorm 93.5" in trains.evidence["brief"].words
-    assert (
-        "depth 1000 (after 1 epoch only, crops padded by zeros, He classifier)"
-        in trains.evidence["brief"].words
-    )
+    words = trains.evidence["brief"].words
+    assert "Table 1: batchnorm 93.5 at depth 16 (crops padded by zeros, He classifier); " in words
+    assert "depth 1000 (after 1 epoch only, crops padded by zeros, He classifier)" in words
     assert earlier.judge("alpha-one-fails-deep").state == "holds"
     assert earlier.judge("skipinit-slightly-below-batchnorm").state == "not measured yet"
     assert earlier.judge("batchnorm-rate-hardly-depends-on-depth").state == "not measured yet"
@@ -153,10 +151,10 @@ def test_evidence_says_how_many_epochs_it_is_of() -> None:
     """Under `reduced` depth 16 has 40 epochs, depths 100 and 1000 have 10; batch sizes have 20."""
     reduced = make_collection(trials("reduced", names=("table1", "figure3")))
     for claim, words in (
-        ("batchnorm-trains-at-any-depth", "(10 to 40 of 200 epochs)"),
-        ("batchnorm-better-at-every-batch-size", "(20 of 200 epochs)"),
+        ("batchnorm-trains-at-any-depth", "With 10 to 40 of 200 epochs. "),
+        ("batchnorm-better-at-every-batch-size", "With 20 of 200 epochs. "),
     ):
-        assert reduced.judge(claim).evidence["reduced"].words.endswith(words)
+        assert reduced.judge(claim).evidence["reduced"].words.startswith(words)
     page = make_page(reduced)
     assert "(reduced: 20 of 200 epochs)" in page[page.index("What differs from") : page.index('id="table1"')]
     full = make_collection(trials("paper", names=("table1",)))
@@ -168,10 +166,8 @@ def test_reservations_add_up() -> None:
     shallow = (each for each in padded_by_zeros("paper") if each.config.model.name == "wrn16_2")
     deep = (each for each in padded_by_zeros("reduced") if each.config.model.name != "wrn16_2")
     found = make_collection(shallow, deep).judge("batchnorm-trains-at-any-depth")
-    assert (
-        "depth 16 (crops padded by zeros, He classifier, under paper): batchnorm 93.5"
-        in found.evidence["reduced"].words
-    )
+    words = "batchnorm 93.5 ± 0.0 at depth 16 (crops padded by zeros, He classifier, under paper); "
+    assert words in found.evidence["reduced"].words
 
 
 @pytest.mark.usefixtures("_changed")

@@ -31,7 +31,7 @@ def state(rule: Rule, *series: tuple[str, dict[int, Result]]) -> str:
         for name, found_at in series
         for at, found in found_at.items()
     }
-    return rule.judge(MeasurementSet(results)).state
+    return all_of(rule.judge(MeasurementSet(results))).state
 
 
 def accuracies(values: dict[int, float | None], lr: float = 0.25, limit: float = 0.5) -> dict[int, Result]:
@@ -165,7 +165,7 @@ def test_a_rate_that_was_never_exceeded_is_a_lower_bound() -> None:
     for found, words in ((high, "2^0 with batchnorm"), (endless, "2^0 or more with batchnorm")):
         named = {"batchnorm": found[64], "none": low[64]}
         measured = MeasurementSet({Place(FIGURE, method, 64): each for method, each in named.items()})
-        assert f"largest stable rate {words}, 2^-1 with none" in rule.judge(measured).words
+        assert f"largest stable rate {words}, 2^-1 with none" in all_of(rule.judge(measured)).words
 
 
 def test_far_from_unstable() -> None:
@@ -212,10 +212,10 @@ def test_peaks(values: dict[int, float | None], expected: str) -> None:
 def test_a_law_is_followed_within_a_tenth(scale: float, expected: str) -> None:
     rule = follows("figure2b", "skip_variance", float, "l")
     rows = [{"depth": n, "skip_variance": scale * n} for n in range(1, 11)]
-    assert rule.judge(MeasurementSet(rows={"figure2b": rows})).state == expected
-    assert rule.judge(MeasurementSet(rows={"figure2b": rows[:-1]})).state == "not measured yet"
+    assert all_of(rule.judge(MeasurementSet(rows={"figure2b": rows}))).state == expected
+    assert all_of(rule.judge(MeasurementSet(rows={"figure2b": rows[:-1]}))).state == "not measured yet"
     gap = [*rows[:-1], {"depth": 10, "skip_variance": None}]
-    assert rule.judge(MeasurementSet(rows={"figure2b": gap})).state == "not measured yet"
+    assert all_of(rule.judge(MeasurementSet(rows={"figure2b": gap}))).state == "not measured yet"
 
 
 @pytest.mark.parametrize(
@@ -230,14 +230,14 @@ def test_a_law_is_followed_within_a_tenth(scale: float, expected: str) -> None:
 def test_proportion_to_depth(power: float, coefficient: float, expected: str) -> None:
     rule = proportional("figure2c", "skip_variance", low=0.75, high=1.0)
     rows = [{"depth": n, "skip_variance": coefficient * n**power} for n in range(1, 101)]
-    assert rule.judge(MeasurementSet(rows={"figure2c": rows})).state == expected
+    assert all_of(rule.judge(MeasurementSet(rows={"figure2c": rows}))).state == expected
 
 
 def state_of_rows(rule: Rule, **columns: list[float]) -> str:
     """Of rows of these columns, numbered by depth."""
     values = zip(*columns.values(), strict=True)
     rows = [{"depth": depth, **dict(zip(columns, row, strict=True))} for depth, row in enumerate(values, 1)]
-    return rule.judge(MeasurementSet(rows={rule.exhibit: rows})).state
+    return all_of(rule.judge(MeasurementSet(rows={rule.exhibit: rows}))).state
 
 
 @pytest.mark.parametrize(("off", "expected"), [(1.19, "holds"), (0.81, "holds"), (1.21, "does not hold")])

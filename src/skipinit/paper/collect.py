@@ -118,7 +118,7 @@ class Collection:
         claim = CLAIMS[name]
         found = {label: claim.check(measurements) for label, measurements in self.deciding.items()}
         evidence = {
-            label: Finding(each.state, each.words + (f" ({differs})" if differs else ""))
+            label: Finding(each.state, (f"With {differs}. " if differs else "") + each.words)
             for label, each in found.items()
             if each.state != "not measured yet"
             for differs in [self.departures(label, claim)]

@@ -7,7 +7,8 @@ block. The paper measures one set of random weights, so a law is judged over all
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, linear_regression
 from typing import Literal
@@ -23,6 +24,8 @@ class Finding:
 
     state: ClaimState
     words: str
+    where: str = ""
+    """The table or figure that the numbers are of; empty where the words say it."""
 
 
 def decided(holds: bool, words: str) -> Finding:
@@ -44,7 +47,15 @@ def all_of(findings: Iterable[Finding]) -> Finding:
     ranked = sorted(findings, key=lambda each: order.index(each.state))
     state = ranked[0].state
     named = [each for each in ranked if state != "does not hold" or each.state != "not measured yet"]
-    return Finding(state, "; ".join(dict.fromkeys(each.words for each in named)))
+    return Finding(state, by_place((each.where, each.words) for each in named))
+
+
+def by_place(sayings: Iterable[tuple[str, str]]) -> str:
+    """What is said of each place, the place once before it: `Table 1: this; that; Table 3: this`."""
+    said: defaultdict[str, dict[str, None]] = defaultdict(dict)
+    for where, words in sayings:
+        said[where][words] = None
+    return "; ".join((f"{where}: " if where else "") + "; ".join(words) for where, words in said.items())
 
 
 @dataclass(frozen=True)
@@ -57,7 +68,10 @@ class Rule:
     """What of it must be measured."""
     criterion: str
     """The condition, with our reading of words like `similar`."""
-    judge: Callable[[MeasurementSet], Finding]
+    judge: Callable[[MeasurementSet], Sequence[Finding]]
+    """One finding or several, all of which must hold."""
+    where: str = ""
+    """The table or figure, and the depths or batch sizes, of the criterion; empty where it names its own."""
 
 
 @dataclass(frozen=True)
@@ -83,11 +97,11 @@ class Claim:
     @property
     def criterion(self) -> str:
         """What must be so for it to hold."""
-        return "; ".join(dict.fromkeys(rule.criterion for rule in self.rules))
+        return by_place((rule.where, rule.criterion) for rule in self.rules)
 
     def check(self, measurements: MeasurementSet) -> Finding:
         """Whether it holds in these measurements."""
-        return all_of(rule.judge(measurements) for rule in self.rules)
+        return all_of(finding for rule in self.rules for finding in rule.judge(measurements))
 
 
 def claim(section: str, statement: str, *rules: Rule) -> Claim:
@@ -114,11 +128,11 @@ def _over_rows(
     """`decide` gets the depths and the columns."""
     needs = f"{figure}: {', '.join(columns)} in {fewest} row{'s' * (fewest > 1)} or more"
 
-    def judge(measurements: MeasurementSet) -> Finding:
+    def judge(measurements: MeasurementSet) -> list[Finding]:
         rows, names = measurements.rows.get(figure, ()), ("depth", *columns)
         if len(rows) < fewest or any(row.get(name) is None for row in rows for name in names):
-            return missing(needs)
-        return decide(*([row[name] for row in rows] for name in names))
+            return [missing(needs)]
+        return [decide(*([row[name] for row in rows] for name in names))]
 
     return Rule(figure, needs, criterion, judge)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ...sweeping.results import Metric
 from ..exhibits import EXHIBITS
 from ..measurements import BestRate, MeasurementSet, Result
-from .claim import Finding, Rule, all_of, decided, missing
+from .claim import Finding, Rule, decided, missing
 
 FEWEST_RATES = 3
 """A cell counts as failed only when this many rates were tried: any network fails at one absurd rate."""
@@ -47,14 +47,14 @@ def needs(exhibit: str, methods: tuple[str, ...], at: At, metric: Metric) -> str
     return f"{facts.panel(metric)}: {', '.join(methods)} at {where}"
 
 
-def located(criterion: str, exhibit: str, at: At, metric: Metric) -> str:
-    """A criterion, after the table or figure and the depths or batch sizes it is about."""
+def located(exhibit: str, at: At, metric: Metric) -> str:
+    """The table or figure, and the depths or batch sizes, that a criterion is about."""
     facts = EXHIBITS[exhibit]
     if isinstance(at, Span):
         where = f"every batch size measured from {at.low} {'up' if at.high is None else f'to {at.high}'}"
     else:
         where = f"{facts.axis_name} {', '.join(map(str, at))}"
-    return f"{facts.panel(metric)}, {where}: {criterion}"
+    return f"{facts.panel(metric)}, {where}"
 
 
 def still_open(results: Mapping[str, Result], how_well: bool = True) -> Finding | None:
@@ -85,7 +85,7 @@ def _at_each(
     """
     read = metric or EXHIBITS[exhibit].metrics[0]
 
-    def judge(measurements: MeasurementSet) -> Finding:
+    def judge(measurements: MeasurementSet) -> list[Finding]:
         measured = {method: measurements.series(exhibit, method, read) for method in methods}
         points: Sequence[int] = at if isinstance(at, tuple) else ()
         if isinstance(at, Span):  # what every method was measured at
@@ -96,19 +96,19 @@ def _at_each(
         ]
         if isinstance(at, Span) and len(points) < at.fewest:
             findings.append(missing(needs(exhibit, methods, at, read)))
-        return all_of(findings)
+        return findings
 
     def judge_at(point: int, results: Mapping[str, Result]) -> Finding:
         if absent := tuple(method for method in methods if method not in results):
             return missing(needs(exhibit, absent, (point,), read))
         found = still_open(results, how_well) or compare(*results.values())
-        where = f"{EXHIBITS[exhibit].panel(read)}, {EXHIBITS[exhibit].axis_name} {point}"
+        words = f"{found.words} at {EXHIBITS[exhibit].axis_name} {point}"
         reservations = dict.fromkeys(each.reservation for each in results.values() if each.reservation)
         if reservations and found.state != "not measured yet":
-            where += f" ({', '.join(reservations)})"
-        return Finding(found.state, f"{where}: {found.words}")
+            words += f" ({', '.join(reservations)})"
+        return Finding(found.state, words, EXHIBITS[exhibit].panel(read))
 
-    return Rule(exhibit, needs(exhibit, methods, at, read), located(criterion, exhibit, at, read), judge)
+    return Rule(exhibit, needs(exhibit, methods, at, read), criterion, judge, located(exhibit, at, read))
 
 
 def _says_whether(trained: bool, exhibit: str, method: str, at: At, criterion: str) -> Rule:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import combinations, pairwise
 from statistics import linear_regression
 from typing import Literal, NamedTuple
@@ -38,21 +39,19 @@ def _along(
     """`decide` gets the series of each method, cut to the points asked for."""
     read = metric or EXHIBITS[exhibit].metrics[0]
 
-    def judge(measurements: MeasurementSet) -> Finding:
+    def judge(measurements: MeasurementSet) -> list[Finding]:
         cut = []
         for method in methods:
             measured = measurements.series(exhibit, method, read)
             series = {point: result for point, result in measured.items() if point in at}
             if len(series) < (at.fewest if isinstance(at, Span) else len(at)):
-                return missing(needs(exhibit, (method,), at, read))
+                return [missing(needs(exhibit, (method,), at, read))]
             if found := still_open({f"{method} at {point}": each for point, each in series.items()}):
-                return found
+                return [found]
             cut.append(series)
-        found = decide(*cut)
-        where = "" if found.state == "not measured yet" else f"{EXHIBITS[exhibit].panel(read)}: "
-        return Finding(found.state, f"{where}{found.words}")
+        return [replace(decide(*cut), where=EXHIBITS[exhibit].panel(read))]
 
-    return Rule(exhibit, needs(exhibit, methods, at, read), located(criterion, exhibit, at, read), judge)
+    return Rule(exhibit, needs(exhibit, methods, at, read), criterion, judge, located(exhibit, at, read))
 
 
 def _words(method: str, series: Points) -> str:
