@@ -156,6 +156,7 @@ def test_evidence_says_how_many_epochs_it_is_of() -> None:
     ):
         assert reduced.judge(claim).evidence["reduced"].words.startswith(words)
     page = make_page(reduced)
+    assert "of these measured with fewer epochs" in page[: page.index("<nav")]
     assert "(reduced: 20 of 200 epochs)" in page[page.index("What differs from") : page.index('id="table1"')]
     full = make_collection(trials("paper", names=("table1",)))
     assert "epochs" not in full.judge("batchnorm-trains-at-any-depth").evidence["paper"].words

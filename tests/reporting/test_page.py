@@ -17,7 +17,8 @@ from skipinit.paper.claims import CLAIMS
 from skipinit.paper.collect import collect
 from skipinit.paper.exhibits import EXHIBITS
 from skipinit.reporting.curves import draw_training
-from skipinit.reporting.page import make_page
+from skipinit.reporting.page import _runs_text, _section, make_page
+from skipinit.reporting.tables import make_table
 from skipinit.sweeping.exchange import export_results
 from skipinit.sweeping.store import open_store, open_writer
 from support.made_up_trials import (
@@ -201,10 +202,31 @@ def test_curves_are_drawn_whole(tmp_path: Path) -> None:
     assert draw_training(exploded, {}, "here").count("explodes at step") == 4
 
 
+def test_a_figure_says_how_many_runs_a_point_is() -> None:
+    once = list(trials("reduced", names=("figure8",)))
+    again = [replace(each, config=replace(each.config, seed=1), id=f"{each.id}-again") for each in once]
+    for more, words in (
+        ([], "one run at each point"),
+        (again[:4], "each point the mean of 1 to 2 runs"),
+        (again, "each point the mean of 2 runs"),
+    ):
+        cells = first_set(make_collection(iter([*once, *more])))
+        table = make_table(EXHIBITS["figure8"], "test_accuracy", cells)
+        assert table
+        assert _runs_text(table, cells) == words
+
+
+def test_exponents_are_raised(text: str) -> None:
+    assert "2<sup>l−1</sup>" in text
+    assert "l<sup>p</sup> with |p - 1|" in text
+
+
 def test_the_command_measures_the_set_that_is_shown() -> None:
-    for precision, flags in ((None, ""), ("bfloat16", " --precision bfloat16")):
-        page = make_page(make_collection(trials("paper", precision=precision, names=("table1",))))
-        assert f"skipinit reproduce table1 --preset paper{flags} --out results" in page
+    """The precision of `reduced` is bfloat16."""
+    for precision, flags in ((None, ""), ("tf32", " --precision tf32")):
+        collection = make_collection(trials("reduced", precision=precision, names=("table4",)))
+        command = _section(EXHIBITS["table4"], collection).command
+        assert command == f"skipinit reproduce table4 --preset reduced{flags} --out results"
 
 
 def test_what_failed_is_said_first() -> None:

@@ -196,15 +196,21 @@ def _legend(axes: Axes) -> None:
         axes.figure.legend(loc="outside upper left", ncols=2, frameon=False, fontsize=9)
 
 
+def probe_title(probed: Probed) -> str:
+    """What kind of network was measured."""
+    from ..paper.theory_figures import FIGURES  # with torch, which other pages do not need
+
+    return FIGURES[probed.figure].title
+
+
 def draw_probe(probed: Probed, id: str) -> str:
     """Measured variances over the paper's laws."""
-    from ..paper.theory_figures import FIGURES, draw_figure  # with torch, which other pages do not need
+    from ..paper.theory_figures import draw_figure
 
     figure, axes = new_panel()
     draw_figure(axes, probed.figure, probed.rows)
     _legend(axes)
-    label = f"{FIGURES[probed.figure].title}: variances against depth, measured and theory"
-    return render(figure, id, label)
+    return render(figure, id, f"{probe_title(probed)}: variances against depth, measured and theory")
 
 
 def draw_watched(seen: WatchReport, id: str) -> list[str]:

@@ -26,7 +26,7 @@ from ..paper.presets import PRESETS
 from ..probing.history import WatchReport
 from ..sweeping.results import watched
 from ..sweeping.store import FILE
-from .curves import GLANCE, SHORT, draw_probe, draw_sweep, draw_training, draw_watched
+from .curves import GLANCE, SHORT, draw_probe, draw_sweep, draw_training, draw_watched, probe_title
 from .tables import ResultTable, conditions, make_table
 
 _WATCHED = 12
@@ -104,6 +104,7 @@ def make_page(collection: Collection, seen: Sequence[WatchReport] = ()) -> str:
     return environment.get_template("page.html").render(
         version=__version__,
         claims={state: [each for each in judged if each.state == state] for state in get_args(ClaimState)},
+        departing=Counter(each.state for each in judged if _departs(each, collection)),
         commands={each.claim: _measuring(each) for each in judged},
         deciding={each.claim: _deciding(each, collection) for each in judged},
         glance=_glance(collection),
@@ -175,9 +176,11 @@ def _sources(table: Exhibit, cells: Sequence[ExhibitCell]) -> str:
 
 
 def _powers(text: str) -> markupsafe.Markup:
-    """2^-3 with its exponent raised."""
+    """2^-3, 2^(l-1) and l^p with the exponent raised."""
     raised = re.sub(
-        r"\^(-?\d+(?:\.\d+)?)", lambda power: f"<sup>{power[1].replace('-', '−')}</sup>", escape(text)
+        r"\^(-?\d+(?:\.\d+)?|\([^)]+\)|p\b)",
+        lambda power: f"<sup>{power[1].strip('()').replace('-', '−')}</sup>",
+        escape(text),
     )
     return markupsafe.Markup(raised)
 
@@ -192,6 +195,13 @@ def _measuring(judged: JudgedClaim) -> str:
     read = CLAIMS[judged.claim].exhibits
     names = [each.name for each in EXHIBITS.values() if {each.name, *each.probes} & {*read}]
     return _command(" ".join(names), "paper")
+
+
+def _departs(judged: JudgedClaim, collection: Collection) -> bool:
+    """Whether something was not as in the paper in the measurements that decide a claim."""
+    cells = collection.sets.get(list(judged.evidence)[-1], ()) if judged.evidence else ()
+    read = CLAIMS[judged.claim].exhibits
+    return any(cell.departures for cell in cells if cell.exhibit.name in read)
 
 
 def _deciding(judged: JudgedClaim, collection: Collection) -> str:
@@ -220,7 +230,7 @@ def _section(exhibit: Exhibit, collection: Collection) -> Section:
 def _probe_pictures(exhibit: Exhibit, collection: Collection) -> list[Picture]:
     return [
         Picture(
-            f"Figure {name.removeprefix('figure')}",
+            f"Figure {name.removeprefix('figure')}: {probe_title(probed)}",
             f"{probed.inputs} · {len(probed.rows)} blocks, the paper's size · seed {probed.seed}"
             f" · {probed.provenance['machine']} · commit {(probed.provenance['commit'] or 'unknown')[:12]}",
             [draw_probe(probed, name)],
@@ -232,14 +242,20 @@ def _probe_pictures(exhibit: Exhibit, collection: Collection) -> list[Picture]:
 
 def _sweep_pictures(tables: list[ResultTable], collection: Collection) -> list[Picture]:
     return [
-        Picture(
-            f"{table.exhibit.label}: {table.title} — {table.label}",
-            " · ".join([table.conditions, *table.failed]),
-            panels,
-        )
+        Picture(table.title, " · ".join([table.conditions, _runs_text(table, cells), *table.failed]), panels)
         for table in tables
-        if (panels := draw_sweep(table.exhibit, table.metric, collection.sets[table.label], table.id))
+        for cells in [collection.sets[table.label]]
+        if (panels := draw_sweep(table.exhibit, table.metric, cells, table.id))
     ]
+
+
+def _runs_text(table: ResultTable, cells: Sequence[ExhibitCell]) -> str:
+    """How many runs a point of a figure is the mean of."""
+    summaries = [cell.summaries.get(table.metric) for cell in cells if cell.exhibit == table.exhibit]
+    kept = {each.summary.best.kept for each in summaries if each and each.summary.best}
+    if kept <= {1}:
+        return "one run at each point"
+    return f"each point the mean of {min(kept)}{f' to {max(kept)}' * (len(kept) > 1)} runs"
 
 
 def _watched_pictures(seen: Sequence[WatchReport]) -> list[Picture]:

@@ -113,9 +113,9 @@ class ResultTable:
 
     @property
     def title(self) -> str:
-        """The title of the exhibit, with the metric where there are two."""
-        words = {"test_accuracy": "test accuracy", "train_loss": "training loss"}[self.metric]
-        return f"{self.exhibit.title}: {words}" if len(self.exhibit.metrics) > 1 else self.exhibit.title
+        """The set of measurements, after the metric where the exhibit has two."""
+        metric = {"test_accuracy": "Test accuracy", "train_loss": "Training loss"}[self.metric]
+        return f"{metric}, preset {self.label}" if len(self.exhibit.metrics) > 1 else f"Preset {self.label}"
 
     @property
     def id(self) -> str:
@@ -205,7 +205,7 @@ def _listed(numbers: list[int]) -> str:
 
 
 def _value(result: Result) -> str:
-    top5 = "" if result.top5 is None else f" / {result.top5}"
+    top5 = "" if result.top5 is None else f" (top-5 {result.top5})"
     return _FAILS if result.failed else f"{result}{top5}"
 
 
