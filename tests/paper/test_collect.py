@@ -57,12 +57,19 @@ def test_who_trains_may_be_seen_under_several_presets_how_well_may_not() -> None
     assert not both.judge("skipinit-rate-hardly-depends-on-depth").evidence
 
 
-def test_precisions_are_kept_apart() -> None:
+def test_precisions_are_kept_apart_and_the_higher_one_decides() -> None:
+    """1000 layers from α = 1 fail in tf32 alone, which is the precision of `paper`."""
     both = make_collection(
-        trials("paper", lambda _: (93.0, 0.1), names=("table1",)),
+        trials("paper", names=("table1",)),
         trials("paper", lambda _: (91.0, 0.1), "bfloat16", names=("table1",)),
     )
-    assert list(both.sets) == ["paper", "paper (bfloat16)"]
+    assert list(both.sets) == ["paper (bfloat16)", "paper"]
+    found = both.judge("alpha-one-fails-deep")
+    assert {label: each.state for label, each in found.evidence.items()} == {
+        "paper (bfloat16)": "does not hold",
+        "paper": "holds",
+    }
+    assert found.state == "holds"
 
 
 def test_reads_folders_and_exported_files(tmp_path: Path) -> None:
