@@ -12,7 +12,7 @@ from skipinit.nets.architectures import find_architecture
 from skipinit.nets.schemes import resolve
 from skipinit.paper.exhibits import EXHIBITS, METHODS, RATE_GRID, Exhibit, find_exhibits
 from skipinit.paper.measurements import BestRate, Result
-from skipinit.sweeping.results import Run, Trim, summarize
+from skipinit.sweeping.summary import Run, Trim, summarize
 from support.paper_source import PAPER, needs_paper
 
 # Headings of the tables, without spaces, as the source writes them.

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from skipinit.paper.exhibits import EXHIBITS, METHODS
 from skipinit.paper.measurements import BestRate, MeasurementSet, Place, Result
-from skipinit.sweeping.results import Metric
+from skipinit.sweeping.summary import Metric
 
 
 def published() -> dict[Place, Result]:

@@ -26,8 +26,9 @@ from ..sweeping.exchange import Merged, entries, export_results
 from ..sweeping.exchange import merge as merge_into
 from ..sweeping.exchange import read_results as read_export
 from ..sweeping.grid import AXES
-from ..sweeping.results import Progress, Row, Trim, cell_row, cells, progress, trial_row, varying
+from ..sweeping.results import Progress, Row, cell_row, cells, progress, trial_row, varying
 from ..sweeping.store import open_store, open_writer
+from ..sweeping.summary import Trim
 from .flags import Count, Flag, Json, given
 
 Folder = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]

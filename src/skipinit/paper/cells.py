@@ -18,7 +18,8 @@ from ..data.catalog import describe
 from ..nets.schemes import SCHEMES
 from ..notation import count_text
 from ..sweeping.grid import Grid
-from ..sweeping.results import CellResult, Metric, Trim, cells
+from ..sweeping.results import CellResult, cells
+from ..sweeping.summary import Metric, Trim
 from ..training.protocol import make_train_config
 from ..training.records import Trial
 from .exhibits import METHODS, RATE_GRID, Exhibit, Method

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from ..config import ModelConfig
 from ..errors import ConfigError, unknown_name
-from ..sweeping.results import Metric
+from ..sweeping.summary import Metric
 from .measurements import BestRate, Result
 
 RATE_GRID = tuple(2.0**exponent for exponent in range(-10, 3))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ..notation import rate_text, rates_text
-from ..sweeping.results import Cell, Metric
+from ..sweeping.summary import Cell, Metric
 
 
 class Place(NamedTuple):

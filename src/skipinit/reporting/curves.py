@@ -24,7 +24,7 @@ from ..paper.measurements import Result
 from ..probing.history import QUANTITIES, WatchReport
 from ..probing.plot import COLORS, MARKERS
 from ..probing.timeline import draw_heat_map
-from ..sweeping.results import Metric
+from ..sweeping.summary import Metric
 from ..training.records import EpochRecord
 
 _STYLE: dict[Any, object] = {

@@ -14,7 +14,7 @@ from ..notation import rate_text
 from ..paper.cells import ExhibitCell
 from ..paper.exhibits import METHODS, Exhibit
 from ..paper.measurements import Result, decimals
-from ..sweeping.results import Metric
+from ..sweeping.summary import Metric
 
 Agreement = Literal["agrees", "differs", "open"]
 

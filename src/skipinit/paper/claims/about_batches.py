@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import combinations
 
-from ...sweeping.results import Metric
+from ...sweeping.summary import Metric
 from .claim import Rule, claim
 from .points import Span, larger_rates, leads, similar_rates
 from .series import (

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ...sweeping.results import Metric
+from ...sweeping.summary import Metric
 from ..exhibits import EXHIBITS
 from ..measurements import BestRate, MeasurementSet, Result
 from .claim import Finding, Rule, decided, missing

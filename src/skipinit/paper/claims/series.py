@@ -10,7 +10,7 @@ from statistics import linear_regression
 from typing import Literal, NamedTuple
 
 from ...notation import rate_text
-from ...sweeping.results import Metric
+from ...sweeping.summary import Metric
 from ..exhibits import EXHIBITS
 from ..measurements import MeasurementSet, Result
 from .claim import Finding, Rule, decided, missing

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skipinit.errors import ConfigError
-from skipinit.sweeping.results import METRICS, Metric, Run, Trim, summarize
+from skipinit.sweeping.summary import METRICS, Metric, Run, Trim, summarize
 
 FIVE_OF_SEVEN = Trim(5, 7)
 
