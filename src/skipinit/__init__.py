@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from .nets.layers import l2_parameters
     from .nets.merges import Add, DivideSqrt2, GhostBatchNorm2d, NormalizeOutput, NormalizeSkip, SkipInit
     from .nets.schemes import list_schemes
-    from .paper.claims.claim import Finding
-    from .paper.collect import JudgedClaim, claims
+    from .paper.collect import Evidence, JudgedClaim, claims
     from .paper.reproduce import reproduce
     from .probing.adds import ResidualAdd
     from .probing.balance import ProbeReport, ProbeRow
@@ -60,7 +59,7 @@ _HOME = {
     "Description": "nets.describe",
     "DivideSqrt2": "nets.merges",
     "Evaluation": "sweeping.trained",
-    "Finding": "paper.claims.claim",
+    "Evidence": "paper.collect",
     "GhostBatchNorm2d": "nets.merges",
     "Growth": "probing.verdict",
     "JudgedClaim": "paper.collect",
@@ -131,7 +130,7 @@ __all__ = [
     "Description",
     "DivideSqrt2",
     "Evaluation",
-    "Finding",
+    "Evidence",
     "GhostBatchNorm2d",
     "Growth",
     "JudgedClaim",

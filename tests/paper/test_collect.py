@@ -178,6 +178,16 @@ def test_reservations_add_up() -> None:
     assert words in found.evidence["reduced"].words
 
 
+def test_a_cell_is_lent_from_todays_protocol_before_the_earlier_one() -> None:
+    """Depth 16 in full: in tf32 under the earlier protocol, in bfloat16 under today's. The rest is in brief."""
+    earlier = (each for each in padded_by_zeros("paper") if each.config.model.name == "wrn16_2")
+    today = trials("paper", lambda _: (91.0, 0.1), "bfloat16", names=("table1",))
+    shallow = (each for each in today if each.config.model.name == "wrn16_2")
+    deep = (each for each in trials("brief", names=("table1",)) if each.config.model.name != "wrn16_2")
+    found = make_collection(earlier, shallow, deep).judge("batchnorm-trains-at-any-depth")
+    assert "91.0 ± 0.0 at depth 16 (under paper (bfloat16))" in found.evidence["brief"].words
+
+
 @pytest.mark.usefixtures("_changed")
 def test_a_number_of_an_earlier_protocol_is_open() -> None:
     for cell in first_set(make_collection(padded_by_zeros("paper"))):

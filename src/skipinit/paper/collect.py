@@ -23,7 +23,7 @@ from ..sweeping.store import FILE, open_store
 from ..training.records import EpochRecord, Trial
 from .cells import ExhibitCell, plan_cells, shared_config
 from .claims import CLAIMS
-from .claims.claim import Claim, ClaimState, Finding
+from .claims.claim import Claim, ClaimState
 from .exhibits import EXHIBITS
 from .measurements import MeasurementSet, Place, Result
 from .presets import FEWEST_EPOCHS, PRECISIONS, PRESETS
@@ -61,6 +61,15 @@ class Probed:
 
 
 @dataclass(frozen=True)
+class Evidence:
+    """What one set of measurements says of a claim."""
+
+    state: ClaimState
+    words: str
+    """What was not as in the paper, then the numbers."""
+
+
+@dataclass(frozen=True)
 class JudgedClaim:
     """A statement of the paper, whether it holds in what was measured, and the evidence."""
 
@@ -75,7 +84,7 @@ class JudgedClaim:
     """What must be measured to decide it."""
     state: ClaimState
     """What the most faithful measurements say."""
-    evidence: Mapping[str, Finding]
+    evidence: Mapping[str, Evidence]
     """By set of measurements, the most faithful last; sets that say nothing are left out."""
 
 
@@ -106,7 +115,12 @@ class Collection:
             if preset.decides and preset.data is None:
                 deciding[label] = MeasurementSet({**faithful, **own})
                 lent = {place: _lend(result, label) for place, result in own.items()}
-                faithful = {**lent, **faithful}
+                # Whatever its precision, a result of the earlier protocol does not replace one of today's.
+                faithful = lent | {
+                    place: result
+                    for place, result in faithful.items()
+                    if place not in lent or EARLIER_PROTOCOL not in result.reservation
+                }
             elif preset.decides:
                 likened = {p: result for p, result in own.items() if EXHIBITS[p.exhibit].data == "cifar10"}
                 deciding[label] = MeasurementSet(likened)
@@ -118,7 +132,7 @@ class Collection:
         claim = CLAIMS[name]
         found = {label: claim.check(measurements) for label, measurements in self.deciding.items()}
         evidence = {
-            label: Finding(each.state, (f"With {differs}. " if differs else "") + each.words)
+            label: Evidence(each.state, (f"With {differs}. " if differs else "") + each.words)
             for label, each in found.items()
             if each.state != "not measured yet"
             for differs in [self.departures(label, claim)]
