@@ -33,6 +33,7 @@ from .folding import (
 )
 from .passes import WHOLE, Pass
 from .plan import Choice, ClassifierStart, Plan, Selection, as_choices, make_plan, make_selection
+from .raw_inputs import start_raw_inputs
 from .remarks import listed, warn_of_exceptions
 from .removal import unreached_norms, why_not_folded
 from .surgery import Surgery, disable_inplace
@@ -118,6 +119,7 @@ def convert(
         start_fixup(surgery, inputs)
     if not keep_function:
         start_streams(surgery, inputs)
+        start_raw_inputs(surgery, inputs)
         start_outputs(surgery, inputs)
     after, outputs = measure_with_outputs(converted, inputs, "evaluation" if keep_function else "whole")
     after = replace(after, model=before.model)

@@ -108,6 +108,16 @@ class ScaledTable(nn.Module):
         return self.table_scale * super().forward(*args, **kwargs)
 
 
+class ScaledInput(nn.Module):
+    """layer(input_scale * x): what is left of a norm on data that no layer computed"""
+
+    input_scale: Tensor
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """The scale is a constant, saved with the model."""
+        return super().forward(self.input_scale * x, *args, **kwargs)
+
+
 class DroppedInput(nn.Module):
     """layer(dropout(x)): Regularized SkipInit's classifier"""
 

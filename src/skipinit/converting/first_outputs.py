@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from ..nets.layers import scale_weight
-from ..probing.forward import Inputs, arguments_of, preserve_state
+from ..probing.forward import Inputs
 from .changes import Change
 from .folding import is_plain
 from .fresh import is_tied
+from .passes import run_once
 from .surgery import Surgery
 
 _VANISHED = 1e-3
@@ -76,7 +77,7 @@ def _spread_of_output(layer: nn.Module, model: nn.Module, inputs: Inputs) -> flo
     """The standard deviation of a layer's output while the model runs in evaluation mode."""
     outputs: list[Tensor] = []
     with layer.register_forward_hook(lambda _, __, output: outputs.append(output)):
-        _run(model, inputs)
+        run_once(model, inputs)
     return outputs[-1].std(correction=0).item()
 
 
@@ -93,11 +94,4 @@ def _unit_spread(layers: Iterable[nn.Module], model: nn.Module, inputs: Inputs) 
     with ExitStack() as hooks:
         for layer in layers:
             hooks.enter_context(layer.register_forward_hook(rescale))
-        _run(model, inputs)
-
-
-def _run(model: nn.Module, inputs: Inputs) -> None:
-    """One pass in evaluation mode; the model is left as it was."""
-    args, kwargs = arguments_of(model, inputs)
-    with preserve_state(model, "evaluation"):
-        model(*args, **kwargs)
+        run_once(model, inputs)

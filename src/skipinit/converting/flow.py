@@ -22,6 +22,7 @@ from ..probing.operations import Kind, Node, origins, tensors_in
 from ..probing.trace import Tracer
 from .norm_uses import find_feeders, find_norms, norm_calls, norms_on_skip
 from .passes import FURTHER, WHOLE, Pass
+from .raw_inputs import find_raw_norms
 from .sites import Path, Site, SiteFinder
 from .tables import find_tables
 
@@ -75,6 +76,8 @@ class Flow:
     """The only dense layer that computes an output of the model; None if there are several."""
     dense_outputs: tuple[str, ...]
     """All of them."""
+    raw_norms: tuple[str, ...]
+    """Norms on what no layer computed: raw data, or tables beside the stream."""
     tables: Mapping[str, tuple[str, ...]]
     """For blocks at the start of a stream that comes from tables alone: embeddings, and parameters."""
     report: ProbeReport
@@ -191,6 +194,7 @@ def _whole_flow(model: nn.Module, inputs: Inputs, norm_types: tuple[type[nn.Modu
             calls=calls,
             classifier=dense[0] if len(dense) == 1 else None,
             dense_outputs=dense,
+            raw_norms=find_raw_norms(model, norms, nodes, tracer.adds),
             tables=find_tables(model, adds, tracer.adds),
             report=report_of(tracer, model),
         )

@@ -70,11 +70,7 @@ def find_feeders(
     norms: Iterable[Node], nodes: Iterable[Node], users: Mapping[Node, list[Node]], outputs: set[Node]
 ) -> dict[str, str]:
     """For a norm: the module whose linear map is its input, where nothing else uses that map's output."""
-    entries: defaultdict[tuple[str, int], set[Node]] = defaultdict(set)
-    for node in nodes:
-        for parent in node.parents:
-            if parent.call != node.call:
-                entries[node.module, node.call].add(parent)
+    entries = entries_of(nodes)
     feeders: dict[str, str] = {}
     for norm in norms:
         given = entries[norm.module, norm.call]
@@ -85,6 +81,16 @@ def find_feeders(
         if feeder.kind is Kind.LINEAR and alone:
             feeders[norm.module] = feeder.module
     return feeders
+
+
+def entries_of(nodes: Iterable[Node]) -> Mapping[tuple[str, int], set[Node]]:
+    """For each call of a module: the operations outside of it whose results it used."""
+    entries: defaultdict[tuple[str, int], set[Node]] = defaultdict(set)
+    for node in nodes:
+        for parent in node.parents:
+            if parent.call != node.call:
+                entries[node.module, node.call].add(parent)
+    return entries
 
 
 def norms_on_skip(adds: Sequence[TracedAdd], norms: set[str]) -> tuple[str, ...]:

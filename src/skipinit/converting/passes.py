@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..probing.forward import Mode, preserve_state
+from ..probing.forward import Inputs, Mode, arguments_of, preserve_state
 
 _DRAWS = 8
 """Most passes in training. Layers may be dropped at random; several passes let each of them run."""
@@ -45,6 +45,13 @@ class Pass:
 
 WHOLE = Pass("whole")
 FURTHER = (Pass("evaluation", 0), *(Pass("training", seed) for seed in range(_DRAWS)))
+
+
+def run_once(model: nn.Module, inputs: Inputs) -> None:
+    """One pass in evaluation mode; the model is left as it was."""
+    args, kwargs = arguments_of(model, inputs)
+    with preserve_state(model, "evaluation"):
+        model(*args, **kwargs)
 
 
 @contextmanager

@@ -1,0 +1,88 @@
+"""Norms on raw data and on tables beside the stream: a constant in their place keeps the deviation of 1."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from skipinit import convert
+from support.convert_models import scalars
+
+CONTEXT = torch.randn(4, 10, 6, generator=torch.Generator().manual_seed(0))
+
+
+class Perceiver(nn.Module):
+    """Latents attend to raw data, or to what an embedding returns."""
+
+    def __init__(self, look_up=False) -> None:
+        super().__init__()
+        self.latents = nn.Parameter(0.02 * torch.randn(3, 8))
+        self.look_up = nn.Embedding(20, 6) if look_up else nn.Identity()
+        self.of_latents, self.of_context = nn.LayerNorm(8), nn.LayerNorm(6)
+        self.queries, self.pairs, self.end = nn.Linear(8, 8), nn.Linear(6, 16), nn.Linear(8, 8)
+        self.mlp = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8))
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, context):
+        x = self.latents.expand(len(context), -1, -1)
+        keys, values = self.pairs(self.of_context(self.look_up(context))).chunk(2, -1)
+        x = x + self.end(F.scaled_dot_product_attention(self.queries(self.of_latents(x)), keys, values))
+        return self.head((x + self.mlp(x)).mean(1))
+
+
+def outputs(model, inputs, **options):
+    """What the converted network computes when its branches have a part in it."""
+    converted = convert(model, inputs, seed=0, **options).model
+    for scalar in scalars(converted).values():
+        nn.init.ones_(scalar)
+    return converted(inputs)
+
+
+@pytest.mark.parametrize("unit", [0.02, 200.0])
+@pytest.mark.parametrize("scheme", ["skipinit", "none"])
+def test_the_unit_of_the_context_does_not_matter_as_it_did_not_with_norms(unit, scheme):
+    torch.manual_seed(0)
+    model, standardized = Perceiver(), CONTEXT / CONTEXT.std(correction=0)
+    torch.testing.assert_close(model(unit * CONTEXT), model(CONTEXT), rtol=0.1, atol=0.01)
+    wanted = outputs(model, standardized, scheme=scheme)
+    torch.testing.assert_close(outputs(model, unit * CONTEXT, scheme=scheme), wanted)
+
+
+def test_a_context_from_a_table_has_deviation_1_and_the_table_keeps_its_entries():
+    model, ids = Perceiver(look_up=True), torch.arange(40).view(4, 10) % 20
+    nn.init.normal_(model.look_up.weight, 0, 0.02)
+    conversion = convert(model, ids)
+    converted = conversion.model
+    assert torch.equal(converted.look_up.weight, model.look_up.weight)
+    context = converted.of_context(converted.look_up(ids))
+    assert context.std(correction=0).item() == pytest.approx(1, rel=1e-5)
+    (change,) = (change for change in conversion.changes if change.module == "of_context" and change.added)
+    assert change.added.startswith("times ")
+    other = convert(model, ids.flip(1)).model
+    other.load_state_dict(converted.state_dict())
+    torch.testing.assert_close(other(ids), converted(ids))
+
+
+def test_other_norms_leave_no_scale():
+    """Of a context near deviation 1, of streams, of what a layer computed, and with the norm excluded."""
+    assert not scales(convert(Perceiver(), CONTEXT).model)
+    assert not scales(convert(Perceiver(), 0.02 * CONTEXT, exclude="of_context").model)
+    layers = nn.Sequential(nn.Linear(6, 6), nn.LayerNorm(6)), nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 6))
+    for first in (*layers, nn.Identity()):
+        assert len(scales(convert(Stream(first), 0.02 * CONTEXT).model)) == (first is layers[1])
+
+
+class Stream(nn.Module):
+    def __init__(self, first) -> None:
+        super().__init__()
+        self.first, self.norm, self.layer = first, nn.LayerNorm(6), nn.Linear(6, 6)
+
+    def forward(self, x):
+        x = self.first(x)
+        return x + self.layer(self.norm(x))
+
+
+def scales(model):
+    return [name for name, _ in model.named_buffers() if name.endswith("input_scale")]
