@@ -231,6 +231,50 @@ def test_the_only_dense_layer_among_several_outputs_is_the_classifier(scheme, re
     assert not recwarn.list
 
 
+class Segmenter(nn.Module):
+    """A convolution for each of the outputs."""
+
+    def __init__(self, *last) -> None:
+        super().__init__()
+        self.body, self.last = nn.Sequential(*net(lambda layer: layer)[:2]), nn.ModuleList(last)
+
+    def forward(self, x):
+        features = self.body(x)
+        return tuple(layer(features) for layer in self.last)
+
+
+LAST = {
+    "1x1": nn.Conv2d(8, 3, 1),
+    "3x3": nn.Conv2d(8, 3, 3, padding=1),
+    "transposed": nn.ConvTranspose2d(8, 3, 2, 2),
+    "with a sigmoid": nn.Sequential(nn.Conv2d(8, 1, 1), nn.Sigmoid()),
+}
+
+
+@pytest.mark.parametrize("last", LAST)
+def test_the_only_last_convolution_starts_as_a_classifier(last, recwarn):
+    def first_outputs(**options):
+        (output,) = convert(Segmenter(LAST[last]), 100 * IMAGES, seed=0, **options).model(100 * IMAGES)
+        logits = output.logit() if "sigmoid" in last else output
+        return logits.std(correction=0).item()
+
+    assert first_outputs() == pytest.approx(1, rel=1e-3)
+    assert first_outputs(classifier_init="zero") == first_outputs(scheme="fixup") == 0
+    assert not recwarn.list
+
+
+def test_convolutions_that_make_features_start_by_he(recwarn):
+    """One of several, one that a norm follows, and one beside a dense layer."""
+    features = nn.Sequential(nn.Conv2d(8, 3, 1), nn.BatchNorm2d(3), nn.ReLU())
+    for last in ((LAST["1x1"], LAST["3x3"]), (features,)):
+        assert all(out.std() > 10 for out in convert(Segmenter(*last), 100 * IMAGES).model(100 * IMAGES))
+    model = Segmenter(LAST["1x1"], nn.Sequential(nn.Flatten(), nn.Linear(512, 4)))
+    made, logits = convert(model, 100 * IMAGES).model(100 * IMAGES)
+    assert made.std() > 10
+    assert logits.std(correction=0).item() == pytest.approx(1, rel=1e-3)
+    assert not recwarn.list
+
+
 class TwoHeads(Several):
     def __init__(self, tied) -> None:
         super().__init__()

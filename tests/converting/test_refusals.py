@@ -164,7 +164,7 @@ def test_divide_sqrt2_is_refused_where_the_sum_is_out_of_reach():
 def test_dropout_is_refused_where_there_is_no_classifier():
     backbone = ResNet18()
     backbone.fc = nn.Identity()
-    message = "no one dense layer makes the output of ResNet18"
+    message = "no one last layer makes the output of ResNet18"
     assert_refused(backbone, IMAGES, message, scheme="regularized-skipinit", seed=0)
 
 

@@ -78,9 +78,9 @@ def convert(
         biases: whether every convolution gets a bias; by default what the scheme says.
         dropout: drop probability before the classifier, in the schemes that have it; the paper's are 0.2 for
             ImageNet and 0.6 for CIFAR.
-        classifier_init: start of SkipInit's last dense layer: "he" as everywhere else, "zero", or "small", He
-            scaled down until the outputs have a standard deviation of 1 on these inputs. Then the first
-            loss is that of chance.
+        classifier_init: start of SkipInit's last dense layer, or of the last convolution if no dense layer
+            computes the output: "he" as everywhere else, "zero", or "small", He scaled down until the outputs
+            have a standard deviation of 1 on these inputs. Then the first loss is that of chance.
         exclude: modules to leave as they are, with everything inside them: names, in which * matches any
             text, or types.
         only: change nothing outside of these modules.

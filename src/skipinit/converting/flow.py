@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from ..errors import ConfigError
-from ..nets.layers import is_dense
+from ..nets.layers import is_dense, is_linear_map
 from ..probing.adds import ResidualAdd, TracedAdd, describe_adds
 from ..probing.balance import ProbeReport
 from ..probing.forward import Inputs, Mode, traced
@@ -73,9 +73,9 @@ class Flow:
     calls: Mapping[str, int]
     """How many calls of each module computed something."""
     classifier: str | None
-    """The only dense layer that computes an output of the model; None if there are several."""
+    """The only dense layer that computes an output of the model, or, if none does, the only convolution."""
     dense_outputs: tuple[str, ...]
-    """All of them."""
+    """All dense layers that do."""
     raw_norms: tuple[str, ...]
     """Norms on what no layer computed: raw data, or tables beside the stream."""
     tables: Mapping[str, tuple[str, ...]]
@@ -176,7 +176,9 @@ def _whole_flow(model: nn.Module, inputs: Inputs, norm_types: tuple[type[nn.Modu
         tails = _tails(tracer.adds, users, set(outputs), calls)
         adds = describe_adds(tracer.adds, type(model).__name__)
         norms = find_norms(model, nodes, norm_types)
-        dense = tuple(dict.fromkeys(_dense_outputs(model, outputs)))
+        last = dict.fromkeys(_last_layers(model, outputs))
+        dense = tuple(name for name in last if is_dense(model.get_submodule(name)))
+        classifiers = dense or tuple(last)
         return Flow(
             blocks=tuple(
                 _block(model, add, traced_add, tail, finder.sites.get(traced_add), users)
@@ -192,7 +194,7 @@ def _whole_flow(model: nn.Module, inputs: Inputs, norm_types: tuple[type[nn.Modu
             several_inputs=frozenset(name for name, call in norm_uses.items() if call.tensors > 1),
             norms_on_skip=norms_on_skip(tracer.adds, {node.module for node in norms}),
             calls=calls,
-            classifier=dense[0] if len(dense) == 1 else None,
+            classifier=classifiers[0] if len(classifiers) == 1 else None,
             dense_outputs=dense,
             raw_norms=find_raw_norms(model, norms, nodes, tracer.adds),
             tables=find_tables(model, adds, tracer.adds),
@@ -303,10 +305,15 @@ def _returns_sum(add: Node, users: Mapping[Node, list[Node]]) -> bool:
     return activated and direct[0].call != add.call and not inside(direct[0])
 
 
-def _dense_outputs(model: nn.Module, outputs: list[Node]) -> Iterator[str]:
-    """The dense layers whose result is an output."""
+def _last_layers(model: nn.Module, outputs: list[Node]) -> Iterator[str]:
+    """The dense layers and convolutions whose result is an output; a convolution that a norm follows made
+    features.
+    """
     for node in outputs:
+        normalized = False
         while node.kind not in (Kind.LINEAR, Kind.RESIDUAL) and len(node.parents) == 1:
+            normalized |= node.kind is Kind.NORM
             node = node.parents[0]
-        if node.kind is Kind.LINEAR and is_dense(model.get_submodule(node.module)):
+        layer = model.get_submodule(node.module)
+        if node.kind is Kind.LINEAR and (is_dense(layer) or (is_linear_map(layer) and not normalized)):
             yield node.module

@@ -207,7 +207,7 @@ class Surgery:
         name = self.flow.classifier
         if name is None:
             raise SkipinitError(
-                f"scheme {self.plan.scheme.name!r} has dropout before the classifier, and no one dense layer "
+                f"scheme {self.plan.scheme.name!r} has dropout before the classifier, and no one last layer "
                 f"makes the output of {type(self.model).__name__}; use scheme='skipinit' and your own dropout"
             )
         extend(self.model.get_submodule(name), DroppedInput, input_dropout=self.plan.dropout)
