@@ -70,6 +70,8 @@ class Flow:
     """Norms that take more than one tensor, such as a gate or a condition."""
     norms_on_skip: tuple[str, ...]
     """Norms on the skip path, as in post-norm blocks."""
+    fan_ins: Mapping[str, int]
+    """For parameters that only multiply data, as matrices: how many products a value sums."""
     calls: Mapping[str, int]
     """How many calls of each module computed something."""
     classifier: str | None
@@ -193,6 +195,7 @@ def _whole_flow(model: nn.Module, inputs: Inputs, norm_types: tuple[type[nn.Modu
             ),
             several_inputs=frozenset(name for name, call in norm_uses.items() if call.tensors > 1),
             norms_on_skip=norms_on_skip(tracer.adds, {node.module for node in norms}),
+            fan_ins=_fan_ins(model, nodes),
             calls=calls,
             classifier=classifiers[0] if len(classifiers) == 1 else None,
             dense_outputs=dense,
@@ -230,6 +233,16 @@ def _users(nodes: Iterable[Node]) -> Mapping[Node, list[Node]]:
         for parent in (*node.parents, *node.sources):
             users[parent].append(node)
     return users
+
+
+def _fan_ins(model: nn.Module, nodes: Iterable[Node]) -> dict[str, int]:
+    found: defaultdict[str, set[int | None]] = defaultdict(set)
+    for node in nodes:
+        for name in node.parameters:
+            found[name].add(node.fan_in)
+    # A sum of one product is a scale of each channel.
+    alike = {name: sizes.pop() or 1 for name, sizes in found.items() if len(sizes) == 1}
+    return {name: size for name, size in alike.items() if size > 1 and model.get_parameter(name).dim() > 1}
 
 
 def _block(

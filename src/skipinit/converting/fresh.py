@@ -6,7 +6,8 @@ Other layers are drawn by their own `reset_parameters`.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -34,13 +35,17 @@ class Drawn:
     """Parameters that were frozen and train now."""
 
 
-def draw_weights(model: nn.Module, selection: Selection, plan: Plan, classifier: str | None) -> Drawn:
+def draw_weights(
+    model: nn.Module, selection: Selection, plan: Plan, classifier: str | None, fan_ins: Mapping[str, int]
+) -> Drawn:
     """He for every linear map, biases 0; other layers by their own `reset_parameters`, if they have it.
 
-    Embeddings are kept, and dense layers that share their weight: how large a table's entries are is part of
-    a model's design. What is drawn anew has to train, also where the given model had it frozen.
+    A parameter without a layer of its own is a linear map if its fan-in is given. Embeddings are kept, and
+    dense layers that share their weight: how large a table's entries are is part of a model's design. What is
+    drawn anew has to train, also where the given model had it frozen.
     """
     maps, others, kept = dict[str, nn.Module](), dict[str, Callable[[], Any]](), list[str]()
+    matrices: dict[str, nn.Parameter] = {}
     for name, module in model.named_modules():
         if name not in selection or is_norm(module) or "parametrizations" in name.split("."):
             continue
@@ -51,7 +56,11 @@ def draw_weights(model: nn.Module, selection: Selection, plan: Plan, classifier:
         elif rule is not None and list(module.parameters(recurse=False)):
             others[name] = rule
         else:
-            kept += [parameter for parameter, _ in module.named_parameters(name, recurse=False)]
+            for path, parameter in module.named_parameters(name, recurse=False):
+                if path in fan_ins and not isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
+                    matrices[path] = parameter
+                else:
+                    kept.append(path)
     for name, layer in maps.items():
         zero = plan.scheme.fixup or (name == classifier and plan.classifier_init == "zero")
         _check_drawable(name, layer, plan, zero)
@@ -62,7 +71,9 @@ def draw_weights(model: nn.Module, selection: Selection, plan: Plan, classifier:
     generator = None if plan.seed is None else torch.Generator(device).manual_seed(plan.seed)
     for layer in maps.values():
         scale_normal(cast(Any, layer), 2.0, generator)
-    drawn = [p for layer in maps.values() for p in layer.parameters()]
+    for name, matrix in matrices.items():
+        nn.init.normal_(matrix, 0, math.sqrt(2 / fan_ins[name]), generator)
+    drawn = [*matrices.values(), *(p for layer in maps.values() for p in layer.parameters())]
     drawn += [p for name in others for p in model.get_submodule(name).parameters(recurse=False)]
     frozen = {id(parameter) for parameter in drawn if not parameter.requires_grad}
     for parameter in drawn:

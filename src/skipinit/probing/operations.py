@@ -38,10 +38,11 @@ class Kind(Enum):
 _CONVOLUTIONS = {"convolution", "_convolution", "convolution_overrideable", "cudnn_convolution"}
 _PRODUCTS = {
     "mm", "addmm", "_addmm_activation", "bmm", "baddbmm", "addbmm", "mv", "addmv", "linear", "mkldnn_linear",
-    "matmul", "_scaled_mm", "_trilinear", "embedding",
+    "matmul", "_scaled_mm", "_grouped_mm", "_trilinear", "embedding",
 }  # fmt: skip
 # An LSTM, and on GPUs every recurrent layer, is one operation, whose weights are the only sign of a layer.
 _RECURRENT_LAYERS = {"mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn", "_lstm_mps"}
+_MATRIX_PRODUCTS = {"mm", "bmm", "matmul", "linear", "_grouped_mm"}
 _LINEAR = _CONVOLUTIONS | _PRODUCTS | _RECURRENT_LAYERS
 BATCH_NORMS = {
     "batch_norm", "native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training",
@@ -157,6 +158,8 @@ class Node:
     """The learned tensor it multiplied by, or what was computed from one."""
     input_statistics: int | None = None
     """Index of the statistics of its input, for a batch norm or a scale that cannot be divided out."""
+    fan_in: int | None = None
+    """For a product of data and learned matrices as they are: how many products a value sums."""
     stream: Node | None = None
     """For a residual add: its skip operand."""
     consumers: tuple[tuple[Kind, str], ...] = ()
@@ -230,6 +233,17 @@ class Operand:
     def value(self) -> Tensor:
         """The tensor that is added."""
         return self.tensor if self.factor is None else self.tensor * self.factor
+
+
+def fan_in_of(operation: str, args: tuple[Any, ...], infos: Sequence[TensorInfo | None]) -> int | None:
+    """How many products a value of a matrix product sums; None if an operand was computed without data."""
+    learned = [info.node for info in infos if info is not None and not info.node.from_data]
+    copies = [node for node in learned if node.kind is Kind.PASS]
+    if copies != learned or any(source.kind is not Kind.INPUT for node in copies for source in node.sources):
+        return None
+    if operation == "addmm" and args[0].dim() == 1:  # A vector is the bias, a matrix could be anything.
+        operation, args = "mm", args[1:]
+    return int(args[0].shape[-1]) if operation in _MATRIX_PRODUCTS else None
 
 
 class _NoStorage:

@@ -27,6 +27,7 @@ from .operations import (
     channel_axis,
     channels_of,
     constant_of,
+    fan_in_of,
     is_factory,
     kind_of,
     mutable_arguments,
@@ -150,6 +151,7 @@ class Tracer(TorchDispatchMode):
         node.constant = constant_of(operation, args) if kind is Kind.SCALE else 1.0
         if parents:
             self.operations += 1
+            node.fan_in = fan_in_of(operation, args, infos) if kind is Kind.LINEAR else None
             self._measure_input(node, operation, tensors, data)
         else:
             node.from_data = False
