@@ -399,6 +399,25 @@ def test_a_table_that_two_streams_share_has_one_scale():
     assert starts == pytest.approx([1, 1], rel=0.1)
 
 
+class WithState(Words):
+    """A block that adds to a constant state, which is computed from the table and from a decay."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.decay, self.update = nn.Parameter(torch.ones(64)), nn.Linear(64, 64)
+
+    def forward(self, ids):
+        state = 0 * self.table(ids) - self.decay.exp().mean()
+        return super().forward(ids) + self.head(state + self.update(state))
+
+
+def test_a_constant_is_no_stream_and_its_parameters_are_kept():
+    conversion = convert(WithState(), IDS, seed=0)
+    assert conversion.num_blocks == 3
+    assert conversion.model.table.table_scale > 30
+    assert torch.equal(conversion.model.decay, torch.ones(64))
+
+
 class Scaled(nn.Embedding):
     """As in BART and Gemma: the embedding scales by itself, too."""
 

@@ -74,7 +74,8 @@ def start_streams(surgery: Surgery, inputs: Inputs) -> None:
     for block, tables in surgery.flow.tables.items():
         spread = rows[block].skip_variance ** 0.5 if block in rows else 0.0
         known = next((factors[name] for name in tables if name in factors), None)
-        if known is not None or 0 < spread < _SMALL:
+        # A constant, such as the first state of a recurrence, is no stream: its parameters may be decays.
+        if spread > 0 and (known is not None or spread < _SMALL):
             factors = dict.fromkeys(tables, known or 1 / spread) | factors
     modules = dict(surgery.model.named_modules())
     for name, factor in factors.items():
