@@ -179,7 +179,7 @@ def test_reservations_add_up() -> None:
 
 
 def test_a_cell_is_lent_from_todays_protocol_before_the_earlier_one() -> None:
-    """Depth 16 in full: in tf32 under the earlier protocol, in bfloat16 under today's. The rest is in brief."""
+    """Depth 16 in full: in tf32 under the earlier protocol, in bfloat16 under today's; the rest in brief."""
     earlier = (each for each in padded_by_zeros("paper") if each.config.model.name == "wrn16_2")
     today = trials("paper", lambda _: (91.0, 0.1), "bfloat16", names=("table1",))
     shallow = (each for each in today if each.config.model.name == "wrn16_2")
