@@ -178,14 +178,26 @@ def test_reservations_add_up() -> None:
     assert words in found.evidence["reduced"].words
 
 
-def test_a_cell_is_lent_from_todays_protocol_before_the_earlier_one() -> None:
-    """Depth 16 in full: in tf32 under the earlier protocol, in bfloat16 under today's; the rest in brief."""
-    earlier = (each for each in padded_by_zeros("paper") if each.config.model.name == "wrn16_2")
+def shallow(made: Iterator[Trial]) -> Iterator[Trial]:
+    """Those of 16 layers."""
+    return (each for each in made if each.config.model.name == "wrn16_2")
+
+
+def test_a_result_of_todays_protocol_replaces_an_earlier_one_of_any_precision() -> None:
+    """tf32 under the earlier protocol, bfloat16 under today's."""
     today = trials("paper", lambda _: (91.0, 0.1), "bfloat16", names=("table1",))
-    shallow = (each for each in today if each.config.model.name == "wrn16_2")
+    both = make_collection(padded_by_zeros("paper"), shallow(today))
+    assert {(cell.at, cell.earlier) for cell in both.sets["paper (bfloat16)"]} == {(16, "")}
+    assert {cell.at for cell in both.sets["paper"]} == {100, 1000}
+
+
+def test_a_cell_is_lent_from_todays_protocol_before_the_earlier_one() -> None:
+    """Depth 16 in full under the earlier protocol, reduced under today's; the rest in brief."""
+    reduced = trials("reduced", lambda _: (91.0, 0.1), names=("table1",))
     deep = (each for each in trials("brief", names=("table1",)) if each.config.model.name != "wrn16_2")
-    found = make_collection(earlier, shallow, deep).judge("batchnorm-trains-at-any-depth")
-    assert "91.0 ± 0.0 at depth 16 (under paper (bfloat16))" in found.evidence["brief"].words
+    both = make_collection(shallow(padded_by_zeros("paper")), shallow(reduced), deep)
+    words = both.judge("batchnorm-trains-at-any-depth").evidence["brief"].words
+    assert "91.0 at depth 16 (under reduced)" in words
 
 
 @pytest.mark.usefixtures("_changed")

@@ -12,11 +12,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import product
 from pathlib import Path
 from typing import Any
 
-from ..config import TrainConfig
+from ..config import Precision, TrainConfig
 from ..errors import ConfigError, DataError, system_errors_explained
 from ..sweeping.exchange import Entry, entries, read_results
 from ..sweeping.store import FILE, open_store
@@ -26,7 +25,7 @@ from .claims import CLAIMS
 from .claims.claim import Claim, ClaimState
 from .exhibits import EXHIBITS
 from .measurements import MeasurementSet, Place, Result
-from .presets import FEWEST_EPOCHS, PRECISIONS, PRESETS
+from .presets import FEWEST_EPOCHS, PRECISIONS, PRESETS, Preset
 
 INITIALIZATION = "initialization"
 """Folder, beside the store, of what was measured at initialization."""
@@ -202,12 +201,23 @@ def sort_into_sets(trials: Iterable[Trial]) -> dict[str, tuple[ExhibitCell, ...]
     """The sets of measurements that these trials fill, wholly or in part."""
     everything = tuple(trials)
     found: dict[str, tuple[ExhibitCell, ...]] = {}
-    for preset, precision in product(PRESETS.values(), PRECISIONS):
-        planned = [cell for exhibit in EXHIBITS.values() for cell in plan_cells(exhibit, preset, precision)]
-        cells = tuple(cell for cell in fill(planned, everything) if cell.recorded)
-        if any(cell.results for cell in cells):
-            found[cells[0].label] = cells
+    for preset in PRESETS.values():
+        sets = [tuple(_recorded_cells(preset, precision, everything)) for precision in PRECISIONS]
+        today = {_place(cell) for cells in sets for cell in cells if cell.results and not cell.earlier}
+        for cells in sets:  # at any precision, a result of today's protocol replaces one of the earlier
+            current = tuple(cell for cell in cells if not (cell.earlier and _place(cell) in today))
+            if any(cell.results for cell in current):
+                found[current[0].label] = current
     return found
+
+
+def _recorded_cells(preset: Preset, precision: Precision, trials: Sequence[Trial]) -> Iterator[ExhibitCell]:
+    planned = [cell for exhibit in EXHIBITS.values() for cell in plan_cells(exhibit, preset, precision)]
+    return (cell for cell in fill(planned, trials) if cell.recorded)
+
+
+def _place(cell: ExhibitCell) -> Place:
+    return cell.place(cell.exhibit.metrics[0])
 
 
 def fill(planned: Iterable[ExhibitCell], trials: Iterable[Trial]) -> Iterator[ExhibitCell]:
