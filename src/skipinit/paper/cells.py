@@ -77,6 +77,11 @@ class ExhibitCell:
         """The place of its result in the table or figure."""
         return Place(self.exhibit.name, self.method.name, self.at, metric)
 
+    @property
+    def has_result(self) -> bool:
+        """Whether a recorded trial has ended."""
+        return any(trial.has_result for trial in self.recorded)
+
     @cached_property
     def summaries(self) -> Mapping[Metric, CellResult]:
         """The statistics of the recorded trials."""

@@ -203,7 +203,7 @@ def sort_into_sets(trials: Iterable[Trial]) -> dict[str, tuple[ExhibitCell, ...]
     found: dict[str, tuple[ExhibitCell, ...]] = {}
     for preset in PRESETS.values():
         sets = [tuple(_recorded_cells(preset, precision, everything)) for precision in PRECISIONS]
-        today = {_place(cell) for cells in sets for cell in cells if cell.results and not cell.earlier}
+        today = {_place(cell) for cells in sets for cell in cells if cell.has_result and not cell.earlier}
         for cells in sets:  # at any precision, a result of today's protocol replaces one of the earlier
             current = tuple(cell for cell in cells if not (cell.earlier and _place(cell) in today))
             if any(cell.results for cell in current):
