@@ -36,8 +36,8 @@ from .plan import Choice, ClassifierStart, Plan, Selection, as_choices, make_pla
 from .raw_inputs import start_raw_inputs
 from .remarks import listed, warn_of_exceptions
 from .removal import unreached_norms, why_not_folded
+from .streams import start_streams
 from .surgery import Surgery, disable_inplace
-from .tables import start_streams
 
 
 def convert(

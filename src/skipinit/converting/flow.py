@@ -24,7 +24,7 @@ from .norm_uses import find_feeders, find_norms, norm_calls, norms_on_skip
 from .passes import FURTHER, WHOLE, Pass
 from .raw_inputs import find_raw_norms
 from .sites import Path, Site, SiteFinder
-from .tables import find_tables
+from .streams import find_tables
 
 
 @dataclass(frozen=True)
