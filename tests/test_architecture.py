@@ -72,6 +72,13 @@ def test_imports_point_one_way(path: Path) -> None:
         assert allowed, f"{here} may not import {there}"
 
 
+def test_no_file_name_occurs_twice() -> None:
+    """Commands are named after what they call."""
+    paths = (ROOT / "src" / "skipinit").rglob("*.py")
+    names = [path.name for path in paths if path.parent.name != "cli" and path.name != "__init__.py"]
+    assert sorted(names) == sorted(set(names))
+
+
 def test_the_walk_sees_imports() -> None:
     """So that the test above cannot pass by seeing nothing."""
     assert ("errors", "ConfigError") in imported(PACKAGE / "config.py")
