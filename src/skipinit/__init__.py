@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from .converting.recipe import RateSearch, Recipe, find_rate, recipe
     from .errors import ConfigError, DataError, SkipinitError
     from .nets.architectures import list_models
-    from .nets.blocks import ResidualNet
-    from .nets.create import build, create_model, from_pretrained
+    from .nets.create import ResidualNet, build, create_model, from_pretrained
     from .nets.describe import BlockRow, Description, describe
     from .nets.layers import l2_parameters
     from .nets.merges import Add, DivideSqrt2, GhostBatchNorm2d, NormalizeOutput, NormalizeSkip, SkipInit
@@ -74,7 +73,7 @@ _HOME = {
     "RateSearch": "converting.recipe",
     "Recipe": "converting.recipe",
     "ResidualAdd": "probing.adds",
-    "ResidualNet": "nets.blocks",
+    "ResidualNet": "nets.create",
     "SkipInit": "nets.merges",
     "SkipinitError": "errors",
     "TheoryConfig": "config",

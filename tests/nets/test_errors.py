@@ -306,7 +306,7 @@ def test_an_undefined_network_is_not_described_either() -> None:
 def test_weights_that_do_not_fit_are_refused_before_they_are_drawn(
     name: str, options: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("skipinit.nets.layers._free_memory", lambda: 2**27)
+    monkeypatch.setattr("skipinit.nets.create._free_memory", lambda: 2**27)
     line = r"out of memory: the weights take [\d.]+ [MG]iB, and 128 MiB are free; use a smaller network"
     with pytest.raises(SkipinitError, match=line):
         create_model(name, **options)

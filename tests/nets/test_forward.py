@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from skipinit import create_model
-from skipinit.nets.layers import Dropout
+from skipinit.nets.blocks import Dropout
 from support.reference_resnet import Network, ResNetV1, ResNetV2, Variant, Weights, WideResNet
 
 # Both sides are float64 and sum the same products in another order: 1e-10 leaves room for some 50 layers

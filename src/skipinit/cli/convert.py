@@ -78,7 +78,7 @@ def convert(
 
     from ..converting.convert import convert as remove_norms
     from ..files import write_whole
-    from ..nets.pretrained import weights_of
+    from ..nets.create import weights_of
 
     if tokens is not None and tokens < 1:
         raise ConfigError(f"--tokens {tokens} is not allowed; it must be 1 or more")

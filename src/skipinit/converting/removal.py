@@ -9,7 +9,7 @@ from typing import Any, cast
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from ..nets.layers import ScalarBias
+from ..nets.blocks import ScalarBias
 from .changes import Change
 from .extensions import ChannelAffine, Copy, scalar
 from .flow import Flow

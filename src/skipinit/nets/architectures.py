@@ -110,6 +110,13 @@ def find_architecture(name: str) -> Architecture:
     return architecture
 
 
+def find_theory_network(name: str) -> TheoryNetwork:
+    """The theory network of that name; raises ConfigError with the nearest names if there is none."""
+    if name not in THEORY_NETWORKS:
+        raise unknown_name("theory network", name, THEORY_NETWORKS)
+    return THEORY_NETWORKS[name]
+
+
 def _wide_resnet(depth: int, widen: int) -> Architecture:
     name = f"wrn{depth}_{widen}"
     if not 1 <= widen <= _LARGEST:

@@ -1,16 +1,21 @@
-"""Residual blocks, which compute skip and branch, and the network as a chain of blocks."""
+"""Residual blocks: each computes skip and branch and gives both to its merge. `Layers` builds their layers from
+a `Design`.
+"""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from pathlib import Path
+from typing import TypeVar
 
+import torch
 from torch import Tensor, nn
 
-from ..config import ModelConfig, TheoryConfig
-from ..errors import ConfigError
-from .layers import Named
-from .pretrained import save
+from .merges import Add, DivideSqrt2, GhostBatchNorm2d, NormalizeOutput, NormalizeSkip, SkipInit
+from .schemes import Design
+
+Named = dict[str, nn.Module]
+"""Layers in order, with their names."""
+Layer = TypeVar("Layer", nn.Conv2d, nn.Linear)
 
 
 def chain(layers: Named) -> nn.Sequential:
@@ -84,61 +89,113 @@ class PostActivationBlock(nn.Module):
         return out
 
 
-class ResidualNet(nn.Module):
-    """head(block_d(... block_1(stem(x))))
+class ScalarBias(nn.Module):
+    """x + b, b a learnable scalar that starts at 0"""
 
-    A network of this package; `create_model` builds it. The blocks are in `blocks`, its options in `config`.
-    """
-
-    def __init__(
-        self,
-        config: ModelConfig | TheoryConfig,
-        in_channels: int,
-        stem: Named,
-        blocks: list[nn.Module],
-        head: Named,
-    ) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.config = config
-        self.in_channels = in_channels
-        self.in_axes = 4 if any(isinstance(layer, nn.Conv2d) for layer in stem.values()) else 2
-        self.stem = chain(stem)
-        self.blocks = nn.Sequential(*blocks)
-        self.head = chain(head)
-        self._built = self._layers_and_shapes()
-
-    @property
-    def num_blocks(self) -> int:
-        """d, the number of residual blocks."""
-        return len(self.blocks)
+        self.bias = nn.Parameter(torch.zeros(()))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits of an image network; the last block's output of a theory network."""
-        if x.dim() != self.in_axes or x.shape[1] != self.in_channels:
-            raise ConfigError(
-                f"{self.config.name}: an input of shape {tuple(x.shape)} is not allowed; "
-                f"it takes {self.in_axes} axes with {self.in_channels} channels in the second"
-            )
-        out: Tensor = self.head(self.blocks(self.stem(x)))
-        return out
+        """Add the scalar to every value."""
+        return x + self.bias
 
-    def save_pretrained(self, folder: str | Path) -> None:
-        """Write weights and config into the folder, for `skipinit.from_pretrained`.
 
-        Raises ConfigError if layers were replaced, added or removed: the config would build another network.
-        """
-        built, now = self._built, self._layers_and_shapes()
-        changed = [name for name in sorted(built.keys() | now.keys()) if built.get(name) != now.get(name)]
-        if changed:
-            name = changed[-1]  # the innermost, which says most
-            raise ConfigError(
-                f"this network was changed, so its config no longer describes it ({name} is "
-                f"{now.get(name, 'missing')}, was {built.get(name, 'not there')}); save its state_dict with "
-                "torch.save"
-            )
-        save(self, self.config, Path(folder))
+class Dropout(nn.Dropout):
+    """x * mask / (1 - p) in training
 
-    def _layers_and_shapes(self) -> dict[str, str]:
-        """What the config decides: every layer with its settings, every tensor with its shape."""
-        layers = {name: f"{type(m).__name__}({m.extra_repr()})" for name, m in self.named_modules()}
-        return layers | {name: str(tuple(tensor.shape)) for name, tensor in self.state_dict().items()}
+    A caller can set `mask`, of the shape of the input; otherwise torch's generator draws it.
+    """
+
+    mask: Tensor | None = None
+
+    def __init__(self, p: float, features: int) -> None:
+        super().__init__(p)
+        self.features = features
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The identity at test time."""
+        if self.mask is None or not self.training:
+            return super().forward(x)
+        return x * self.mask / (1 - self.p)
+
+
+class Layers:
+    """Builds the layers of blocks, stems and heads; their names have numbers in order of use."""
+
+    def __init__(self, design: Design) -> None:
+        self.design = design
+
+    def normalize(self, number: int, channels: int) -> Named:
+        """[BN]"""
+        return {f"norm{number}": self.norm(channels)} if self.design.branch_norm else {}
+
+    def activate(self, number: int) -> Named:
+        """[+ b] ReLU"""
+        return self._bias(f"bias{number}a") | {f"relu{number}": nn.ReLU()}
+
+    def activate_merged(self) -> Named:
+        """[+ b] ReLU after a merge: the scalar bias that SkipInit needs on ResNet-V1, or one of Fixup's"""
+        biased = self.design.layer_biases or self.design.merge_bias
+        return ({"bias": ScalarBias()} if biased else {}) | {"relu": nn.ReLU()}
+
+    def convolve(self, number: int, channels: int, out: int, size: int, stride: int = 1) -> Named:
+        """[+ b] convolution, padded so that stride 1 keeps the size"""
+        return self._bias(f"bias{number}b") | {f"conv{number}": self.conv(channels, out, size, stride)}
+
+    def classify(self, channels: int, classes: int) -> Named:
+        """mean over space, [dropout], [+ b] dense"""
+        drop = {"dropout": Dropout(self.design.dropout, channels)} if self.design.dropout else {}
+        pool: Named = {"pool": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten()}
+        return pool | drop | self._bias("bias") | {"dense": empty_linear(channels, classes)}
+
+    def project(self, channels: int, out: int, stride: int) -> Named:
+        """[+ b] 1x1 convolution on the skip path"""
+        return self._bias("bias") | {"conv": self.conv(channels, out, 1, stride)}
+
+    def norm(self, channels: int) -> GhostBatchNorm2d:
+        """Batch norm with the options of the design."""
+        return GhostBatchNorm2d(
+            channels,
+            ghost_batch=self.design.ghost_batch,
+            batch_statistics_at_test=self.design.batch_statistics_at_test,
+        )
+
+    def conv(self, channels: int, out: int, size: int, stride: int) -> nn.Conv2d:
+        """A convolution, with a bias if the design says so."""
+        return empty_conv(channels, out, size, stride, bias=self.design.conv_bias)
+
+    def merge(self, channels: int) -> nn.Module:
+        """The merge of the design."""
+        match self.design.merge:
+            case "add":
+                return Add()
+            case "scale":
+                return SkipInit(self.design.alpha)
+            case "divide-sqrt2":
+                return DivideSqrt2()
+            case "norm-output":
+                return NormalizeOutput(self.norm(channels))
+            case "norm-skip":
+                return NormalizeSkip(self.norm(channels))
+
+    def _bias(self, name: str) -> Named:
+        return {name: ScalarBias()} if self.design.layer_biases else {}
+
+
+def empty_conv(channels: int, out: int, size: int, stride: int = 1, bias: bool = False) -> nn.Conv2d:
+    """A convolution without torch's initialization, which would draw every weight twice."""
+    conv = nn.Conv2d(channels, out, size, stride=stride, padding=size // 2, bias=bias, device="meta")
+    return _with_memory(conv)
+
+
+def empty_linear(channels: int, out: int, bias: bool = True) -> nn.Linear:
+    """A dense layer without torch's initialization."""
+    return _with_memory(nn.Linear(channels, out, bias=bias, device="meta"))
+
+
+def _with_memory(layer: Layer) -> Layer:
+    """Parameters on the default device, uninitialized. (`nn.utils.skip_init` imports sympy: a second.)"""
+    for name, parameter in layer.named_parameters():
+        layer.register_parameter(name, nn.Parameter(torch.empty(parameter.shape)))
+    return layer

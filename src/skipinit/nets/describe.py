@@ -113,7 +113,7 @@ def _skip(block: nn.Module) -> str:
 def _branch(block: nn.Module) -> str:
     parts = [part for name, part in block.named_children() if name in ("preactivation", "branch")]
     layers = [module for part in parts for module in part.modules()]
-    words = {"GhostBatchNorm2d": "BN", "BatchNorm1d": "BN", "ReLU": "ReLU", "ScalarBias": "+b"}
+    words = {"GhostBatchNorm2d": "BN", "ReLU": "ReLU", "ScalarBias": "+b"}
     shown = [
         _layer(m) if isinstance(m, nn.Conv2d | nn.Linear) else words.get(type(m).__name__, "") for m in layers
     ]

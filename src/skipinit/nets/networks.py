@@ -8,21 +8,20 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..config import TheoryConfig
-from ..errors import unknown_name
-from .architectures import THEORY_NETWORKS, Architecture
+from .architectures import Architecture, TheoryNetwork
 from .blocks import (
+    Layers,
+    Named,
     PostActivationBlock,
     PreActivationBlock,
     RawTransitionBlock,
-    ResidualNet,
     TransitionBlock,
+    empty_conv,
+    empty_linear,
 )
-from .layers import Layers, Named, empty_conv, empty_linear, he, lecun, require_memory
 from .merges import Add, GhostBatchNorm2d
 
 _WIDE_STEM = 16
@@ -141,12 +140,8 @@ def _block_v1(layers: Layers, channels: int, middle: int, stride: int) -> nn.Mod
     return PostActivationBlock(skip, branch, layers.merge(out), layers.activate_merged())
 
 
-def theory_net(config: TheoryConfig, generator: torch.Generator | None = None) -> ResidualNet:
-    """Build one of the theory networks; He initialization with ReLUs, LeCun without."""
-    if config.name not in THEORY_NETWORKS:
-        raise unknown_name("theory network", config.name, THEORY_NETWORKS)
-    kind = THEORY_NETWORKS[config.name]
-    channels, width = config.in_channels or kind.in_channels, config.width or kind.width
+def theory_net(kind: TheoryNetwork, count: int, channels: int, width: int) -> Parts:
+    """A stem, then `count` blocks x + W g(x)."""
 
     def before(features: int) -> Named:
         layers: Named = {"norm": GhostBatchNorm2d(features, momentum=1.0)} if kind.normalized else {}
@@ -162,10 +157,5 @@ def theory_net(config: TheoryConfig, generator: torch.Generator | None = None) -
         stem = strided[0] | before(width) | strided[1]
     else:
         stem = before(channels) | {"dense": empty_linear(channels, width, bias=False)}
-    blocks: list[nn.Module] = [
-        PreActivationBlock(before(width), weights(), Add()) for _ in range(config.blocks)
-    ]
-    net = ResidualNet(config, channels, stem, blocks, {})
-    require_memory(net)
-    (he if kind.relu else lecun)(net, generator)
-    return net
+    blocks: list[nn.Module] = [PreActivationBlock(before(width), weights(), Add()) for _ in range(count)]
+    return stem, blocks, {}

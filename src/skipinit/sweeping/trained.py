@@ -12,10 +12,8 @@ from ..config import TrainConfig
 from ..data.catalog import describe
 from ..errors import ConfigError, DataError, need, system_errors_explained
 from ..files import write_whole
-from ..nets.blocks import ResidualNet
-from ..nets.create import build
+from ..nets.create import WEIGHTS, ResidualNet, build, weights_of
 from ..nets.own import is_own
-from ..nets.pretrained import WEIGHTS, weights_of
 from ..training.checkpoint import Checkpoints, RunState
 from ..training.own_models import build_own
 from ..training.protocol import identity

@@ -17,9 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 from ..config import TrainConfig
 from ..data.augment import mix
 from ..errors import ConfigError, DataError
-from ..nets.blocks import ResidualNet
-from ..nets.create import build
-from ..nets.layers import Dropout
+from ..nets.blocks import Dropout
+from ..nets.create import ResidualNet, build
 from ..nets.own import is_own
 from ..probing.history import Measurement
 from .batch_statistics import RunningStatistics, by_batch_at_test, ghost_of, share_statistics
