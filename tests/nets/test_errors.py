@@ -47,6 +47,11 @@ def test_depths_without_a_block_point_to_the_first_that_has(depth: int) -> None:
     refused("wrn10_2", name=f"wrn{depth}_2")
 
 
+def test_a_path_of_a_factory_is_no_network_of_the_paper() -> None:
+    message = refused(name="mymodels:net")
+    assert message.startswith("mymodels:net is a model of your own; call its factory")
+
+
 def test_width_zero() -> None:
     refused("width 0", "1 to 100,000", name="wrn16_0")
 

@@ -174,3 +174,13 @@ def test_variance_with_alpha_one_over_sqrt_d() -> None:
     moments = second_moments("skipinit", alpha="1/sqrt(d)")
     for before, after in itertools.pairwise(moments):
         assert_mean_equal(after, before * (1 + 1 / 6))
+
+
+def test_a_seed_is_allowed_on_the_meta_device() -> None:
+    """There is nothing to draw, but a script may give its seed on every device."""
+    with torch.device("meta"):
+        model = create_model("wrn10_1", scheme="skipinit", seed=3)
+    assert all(parameter.is_meta for parameter in model.parameters())
+    assert {name: tensor.shape for name, tensor in model.state_dict().items()} == {
+        name: tensor.shape for name, tensor in create_model("wrn10_1", scheme="skipinit").state_dict().items()
+    }

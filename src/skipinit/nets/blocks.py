@@ -1,6 +1,4 @@
-"""Residual blocks: each computes skip and branch and gives both to its merge. `Layers` builds their layers from
-a `Design`.
-"""
+"""Residual blocks: each computes skip and branch and gives both to its merge. A `Design` decides their layers."""
 
 from __future__ import annotations
 

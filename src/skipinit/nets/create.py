@@ -28,6 +28,7 @@ from .architectures import THEORY_NETWORKS, find_architecture, find_theory_netwo
 from .blocks import Layers, Named, chain
 from .layers import he, lecun, scale_by_depth, zero_last
 from .networks import resnet_v1, resnet_v2, theory_net, wide_resnet
+from .own import is_own
 from .schemes import Design, resolve, settle
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -144,11 +145,14 @@ def build(config: ModelConfig | TheoryConfig, seed: int | None = None) -> Residu
             f"a {type(config).__name__} is not a config; give a ModelConfig or TheoryConfig, such as "
             "ModelConfig('wrn16_2')"
         )
-    generator = None
-    if seed is not None:
-        generator = torch.Generator(torch.get_default_device()).manual_seed(check_seed("seed", seed))
+    generator = None if seed is None else _generator(check_seed("seed", seed))
     if isinstance(config, TheoryConfig):
         return _build_theory_network(config, generator)
+    if is_own(config.name):
+        raise ConfigError(
+            f"{config.name} is a model of your own; call its factory, or give this path to probe, convert, "
+            "train or sweep"
+        )
     config, architecture = settle(config), find_architecture(config.name)
     design = resolve(config, architecture)
     assert config.in_channels is not None
@@ -159,6 +163,12 @@ def build(config: ModelConfig | TheoryConfig, seed: int | None = None) -> Residu
     _require_memory(net)
     _initialize(net, design, generator)
     return net
+
+
+def _generator(seed: int) -> torch.Generator:
+    """A generator for the default device; weights on the meta device have no values to draw."""
+    device = torch.get_default_device()
+    return torch.Generator("cpu" if device.type == "meta" else device).manual_seed(seed)
 
 
 def _build_theory_network(config: TheoryConfig, generator: torch.Generator | None) -> ResidualNet:
