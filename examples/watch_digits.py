@@ -12,8 +12,7 @@ from sklearn.datasets import load_digits
 from torch.nn.functional import cross_entropy
 
 import skipinit
-from skipinit.probing.plot import save
-from skipinit.probing.timeline import draw_heat_map, draw_lines, some_blocks
+from skipinit.probing.plot import draw_heat_map, draw_lines, save, some_blocks
 
 
 def train(scheme, steps):

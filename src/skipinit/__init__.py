@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from .paper.reproduce import reproduce
     from .probing.adds import ResidualAdd
     from .probing.balance import ProbeReport, ProbeRow
-    from .probing.compare import Comparison, compare
-    from .probing.depths import DepthCheck, DepthRow, depth_check
+    from .probing.compare import Comparison, DepthCheck, DepthRow, compare, depth_check
     from .probing.history import Measurement, WatchReport, WatchRow
     from .probing.measure import find_residual_adds, probe
     from .probing.verdict import CheckError, Growth, Verdict, Violation
@@ -53,8 +52,8 @@ _HOME = {
     "ConfigError": "errors",
     "Conversion": "converting.changes",
     "DataError": "errors",
-    "DepthCheck": "probing.depths",
-    "DepthRow": "probing.depths",
+    "DepthCheck": "probing.compare",
+    "DepthRow": "probing.compare",
     "Description": "nets.describe",
     "DivideSqrt2": "nets.merges",
     "Evaluation": "sweeping.trained",
@@ -89,7 +88,7 @@ _HOME = {
     "compare": "probing.compare",
     "convert": "converting.convert",
     "create_model": "nets.create",
-    "depth_check": "probing.depths",
+    "depth_check": "probing.compare",
     "describe": "nets.describe",
     "evaluate": "sweeping.trained",
     "export": "sweeping.trained",

@@ -14,8 +14,7 @@ import torch
 import skipinit
 from skipinit.errors import ConfigError
 from skipinit.nets.create import create_model
-from skipinit.probing.compare import compare
-from skipinit.probing.depths import depth_check
+from skipinit.probing.compare import compare, depth_check
 from skipinit.probing.measure import probe
 
 IMAGES = torch.Size([4, 3, 32, 32])

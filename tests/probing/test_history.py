@@ -12,8 +12,7 @@ import pytest
 from torch import nn
 
 from skipinit.errors import ConfigError
-from skipinit.probing.compare import Comparison
-from skipinit.probing.depths import DepthCheck
+from skipinit.probing.compare import Comparison, DepthCheck
 from skipinit.probing.history import Measurement, WatchReport, WatchRow
 from skipinit.probing.measure import probe
 from skipinit.probing.rendering import shorten_all

@@ -18,7 +18,7 @@ from ..errors import ConfigError, SkipinitError, one_line
 from ..probing.adds import BRANCH_SCALAR
 from ..probing.forward import Inputs, check_model, check_values, example_inputs
 from ..probing.measure import measure, measure_with_outputs
-from ..probing.operations import tensors_in
+from ..probing.tensors import tensors_in
 from .changes import Conversion
 from .first_outputs import start_outputs
 from .fixup import start_fixup

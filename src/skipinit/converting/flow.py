@@ -18,7 +18,8 @@ from ..probing.adds import ResidualAdd, TracedAdd, describe_adds
 from ..probing.balance import ProbeReport
 from ..probing.forward import Inputs, Mode, traced
 from ..probing.measure import StatisticsBuffer, report_of
-from ..probing.operations import Kind, Node, origins, tensors_in
+from ..probing.operations import Kind, Node, origins
+from ..probing.tensors import tensors_in
 from ..probing.trace import Tracer
 from .norm_uses import find_feeders, find_norms, norm_calls, norms_on_skip
 from .passes import FURTHER, WHOLE, Pass

@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..errors import ConfigError, SkipinitError
 from ..nets.layers import CONVOLUTIONS_AND_DENSE
-from ..probing.operations import tensors_in
+from ..probing.tensors import tensors_in
 
 
 @dataclass(frozen=True)

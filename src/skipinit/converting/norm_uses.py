@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from ..probing.adds import TracedAdd
-from ..probing.operations import Kind, Node, tensors_in
+from ..probing.operations import Kind, Node
+from ..probing.tensors import tensors_in
 from .folding import is_frozen_batch_norm
 from .plan import outwards
 

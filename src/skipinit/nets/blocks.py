@@ -1,4 +1,4 @@
-"""Residual blocks: each computes skip and branch and gives both to its merge. A `Design` decides their layers."""
+"""Residual blocks, which give skip and branch to a merge, and the layers that a `Design` puts into them."""
 
 from __future__ import annotations
 

@@ -31,7 +31,8 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from .operations import Kind, Node, origins, split_paths
+from .operations import Kind, Node, back_from, depth_of, origins, split_paths
+from .tensors import Operand, part_of, storage_of
 
 BRANCH_SCALAR = "branch_alpha"
 """The name of the learned scalar that a conversion puts at the end of a branch."""
@@ -66,7 +67,7 @@ def classify(a: Node, b: Node, call: int) -> Paths | str:
             found = classify(total.stream, other, call)
             if isinstance(found, Paths) and found.skip_operand == 0:
                 return replace(found, skip_operand=operand, skip=tuple((only_a, only_b)[operand]))
-    depth_a, depth_b = _depth(only_a, a), _depth(only_b, b)
+    depth_a, depth_b = depth_of(only_a, a), depth_of(only_b, b)
     for operand, (skip, branch) in enumerate(((only_a, only_b), (only_b, only_a))):
         if depth_a == depth_b == 0 and all(node.kind in _CARRIED for node in skip):
             return _classify_identity(operand, skip, branch, (a, b))
@@ -101,9 +102,27 @@ def _classify_projection(
     if _count(skip, Kind.ATTENTION):
         return "both operands went through several layers"
     between = _between(skip, branch, operands[operand], operands[1 - operand])
-    if _depth(between, operands[1 - operand]) <= _depth(skip, operands[operand]):
+    if depth_of(between, operands[1 - operand]) <= depth_of(skip, operands[operand]):
         return "what one operand went through entered the other from the side"
-    return Paths(operand, tuple(skip), between, tuple(_back_from(fork)[-2::-1]))
+    return Paths(operand, tuple(skip), between, tuple(back_from(fork)[-2::-1]))
+
+
+def sees_skip(paths: Paths, skip: Operand) -> bool:
+    """Whether the branch uses what an identity skip carries, or all the rest of the tensor.
+
+    The rest: two halves of a tensor are two coupled streams, as in reversible networks.
+    """
+    part, origin = part_of(skip.tensor, storage_of(skip.tensor)), skip.info.node
+    if paths.skip or part is None:
+        return True
+    used = [
+        [read for parent, read in node.parts if parent is origin]
+        for node in paths.branch
+        if origin in node.parents
+    ]
+    return not used or any(
+        not reads or any(part.overlaps(read) or part.completes(read) for read in reads) for reads in used
+    )
 
 
 def _between(skip: list[Node], branch: list[Node], origin: Node, end: Node) -> tuple[Node, ...]:
@@ -121,25 +140,6 @@ def _between(skip: list[Node], branch: list[Node], origin: Node, end: Node) -> t
             on_path.add(node)
             waiting += origins(node, learned, along_skips=True)
     return tuple(node for node in branch if node in on_path)
-
-
-def _depth(path: Sequence[Node], end: Node) -> int:
-    """The largest number of linear maps on any way along the path."""
-    depths: dict[Node, int] = {}
-    for node in path:
-        before = max((depths.get(parent, 0) for parent in node.parents), default=0)
-        depths[node] = before + (node.kind is Kind.LINEAR)
-    return depths.get(end, 0)
-
-
-def _back_from(node: Node) -> list[Node]:
-    """The node and those before it, as far back as norms, activations and copies alone lead; that is last."""
-    path = [node]
-    while (node := path[-1]).kind in (Kind.NORM, Kind.ACTIVATION, Kind.PASS, Kind.SHIFT):
-        if len(node.parents) != 1:
-            break
-        path += node.parents
-    return path
 
 
 def _parameters(path: Iterable[Node]) -> set[str]:
@@ -293,7 +293,7 @@ def _describe(add: TracedAdd, depth: int, names: dict[Node, str], doubt: str | N
         skip_is_projection=not multiple and any(n.kind is Kind.LINEAR for n in paths.skip),
         continues=names.get(stream),
         skip_constant=constant,
-        follows=names.get(_back_from(stream)[-1]),
+        follows=names.get(back_from(stream)[-1]),
         skip_from=_origin(add.skip, node),
         branch_from=_origin(add.branch, node),
         skip_modules=_modules(paths.skip, node),

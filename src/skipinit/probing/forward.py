@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 
 from ..errors import ConfigError, SkipinitError, one_line
 from .adds import TracedAdd
-from .operations import tensors_in
+from .tensors import tensors_in
 from .trace import Tracer
 
 if TYPE_CHECKING:

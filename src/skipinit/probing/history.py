@@ -163,7 +163,7 @@ class WatchReport:
             blocks: names of the blocks that get a line; by default four, from the first to the last.
         """
         need("lab", "a plot")
-        from .timeline import plot_history
+        from .plot import plot_history
 
         plot_history(self, Path(path), quantity, blocks)
 

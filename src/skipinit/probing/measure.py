@@ -16,7 +16,8 @@ from ..errors import ConfigError, one_line
 from .adds import ResidualAdd, TracedAdd, describe_adds
 from .balance import ProbeReport, ProbeRow
 from .forward import Inputs, Mode, traced
-from .operations import Kind, TensorInfo
+from .operations import Kind
+from .tensors import TensorInfo
 from .trace import Tracer
 
 Loss = Callable[[Any, Tensor], Tensor]

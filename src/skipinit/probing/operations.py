@@ -1,5 +1,4 @@
-"""The operations of a forward pass: what kind each one is, the graph they form, and what is known about the
-tensors they work on.
+"""The operations of a forward pass: what kind each one is, and the graph they form.
 
 Operations are identified by the names that PyTorch's dispatcher gives them. Modules, functions and operators
 share these names.
@@ -8,8 +7,8 @@ share these names.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from .parts import Part
+    from .tensors import Part
 
 
 class Kind(Enum):
@@ -61,8 +60,9 @@ _ACTIVATIONS = {
 _COPIES = {"clone", "_to_copy", "copy", "native_dropout", "contiguous", "constant_pad_nd"}
 ADDITIONS = {"add", "sub", "addcmul", "lerp", "index_add"}
 _SCALINGS = {"mul", "div"}
-_CHANNELS_SECOND = _CONVOLUTIONS | BATCH_NORMS | _GROUP_NORMS
-_CHANNELS_LAST = _PRODUCTS | _LAYER_NORMS | _RECURRENT_LAYERS
+CHANNELS_SECOND = _CONVOLUTIONS | BATCH_NORMS | _GROUP_NORMS
+"""Operations whose result has its channels on the second axis."""
+CHANNELS_LAST = _PRODUCTS | _LAYER_NORMS | _RECURRENT_LAYERS
 
 
 @cache
@@ -70,6 +70,14 @@ def name_of(function: Any) -> str:
     """`aten.add_.Tensor` is `add`: in place or not is the same mathematics."""
     name: str = function.overloadpacket.__name__
     return name.removesuffix("_") if not name.endswith("__") else name
+
+
+@cache
+def mutable_arguments(function: Any) -> frozenset[int | str]:
+    """Positions and names of the arguments that an operation writes into."""
+    arguments = enumerate(function._schema.arguments)
+    written = [(i, a.name) for i, a in arguments if a.alias_info is not None and a.alias_info.is_write]
+    return frozenset(place for places in written for place in places)
 
 
 def kind_of(operation: str, data_operands: int, learned_operand: bool) -> Kind:
@@ -210,123 +218,31 @@ def origins(node: Node, learned: bool, along_skips: bool = False) -> tuple[Node,
     return node.parents + node.sources if learned else node.parents
 
 
-@dataclass(eq=False, slots=True)
-class TensorInfo:
-    """What is known about the contents of a storage. All views of the storage share it."""
-
-    node: Node
-    """The operation that wrote the storage last."""
-    channels: tuple[int, int] | None = None
-    """Stride and size of the channel axis, where known."""
-    measured: tuple[Any, int] | None = None
-    """The view that was measured last, and the index of its statistics."""
+def depth_of(path: Sequence[Node], end: Node) -> int:
+    """The largest number of linear maps on any way along the path."""
+    depths: dict[Node, int] = {}
+    for node in path:
+        before = max((depths.get(parent, 0) for parent in node.parents), default=0)
+        depths[node] = before + (node.kind is Kind.LINEAR)
+    return depths.get(end, 0)
 
 
-@dataclass(frozen=True, eq=False)
-class Operand:
-    """One side of an addition: `tensor`, or `tensor * factor`."""
-
-    info: TensorInfo
-    tensor: Tensor
-    factor: Tensor | float | None = None
-
-    def value(self) -> Tensor:
-        """The tensor that is added."""
-        return self.tensor if self.factor is None else self.tensor * self.factor
+def back_from(node: Node) -> list[Node]:
+    """The node and those before it, as far back as norms, activations and copies alone lead; that is last."""
+    path = [node]
+    while (node := path[-1]).kind in (Kind.NORM, Kind.ACTIVATION, Kind.PASS, Kind.SHIFT):
+        if len(node.parents) != 1:
+            break
+        path += node.parents
+    return path
 
 
-def fan_in_of(operation: str, args: tuple[Any, ...], infos: Sequence[TensorInfo | None]) -> int | None:
+def fan_in_of(operation: str, args: tuple[Any, ...], operands: Sequence[Node]) -> int | None:
     """How many products a value of a matrix product sums; None if an operand was computed without data."""
-    learned = [info.node for info in infos if info is not None and not info.node.from_data]
+    learned = [node for node in operands if not node.from_data]
     copies = [node for node in learned if node.kind is Kind.PASS]
     if copies != learned or any(source.kind is not Kind.INPUT for node in copies for source in node.sources):
         return None
     if operation == "addmm" and args[0].dim() == 1:  # A vector is the bias, a matrix could be anything.
         operation, args = "mm", args[1:]
     return int(args[0].shape[-1]) if operation in _MATRIX_PRODUCTS else None
-
-
-class _NoStorage:
-    """Stands for the storage of a tensor that has no single one, such as a sparse tensor."""
-
-
-def storage_of(tensor: Tensor) -> Any:
-    """The memory that all views of a tensor share."""
-    try:
-        return tensor.untyped_storage()
-    except NotImplementedError:
-        return _NoStorage()
-
-
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """All tensors in a value, also inside lists, tuples, mappings and dataclasses."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from tensors_in(item)
-    elif isinstance(value, Mapping):
-        yield from tensors_in(list(value.values()))
-    elif is_dataclass(type(value)):
-        yield from tensors_in([getattr(value, field.name, None) for field in fields(value)])
-
-
-def written_by(
-    function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any, storages: Sequence[Any]
-) -> list[Tensor]:
-    """The tensors whose storage the operation wrote: new results, mutated inputs, those given as `out=`."""
-    new = [out for out in tensors_in(result) if storage_of(out) not in storages]
-    given, mutable = (*enumerate(args), *kwargs.items()), mutable_arguments(function)
-    mutated = tensors_in([value for place, value in given if place in mutable])
-    return [tensor for tensor in (*new, *mutated) if not isinstance(storage_of(tensor), _NoStorage)]
-
-
-@cache
-def mutable_arguments(function: Any) -> frozenset[int | str]:
-    """Positions and names of the arguments that an operation writes into."""
-    arguments = enumerate(function._schema.arguments)
-    written = [(i, a.name) for i, a in arguments if a.alias_info is not None and a.alias_info.is_write]
-    return frozenset(place for places in written for place in places)
-
-
-# Which axis runs over channels depends on the layout: (N, C, H, W), (N, H, W, C), (N, L, C) or (N, C). Layers
-# tell: the second axis after a convolution or batch norm, the last after a matrix product or layer norm. From
-# there the axis is followed by its stride and size, which views keep, and by its position through operations
-# that keep the number of axes.
-
-
-def channels_of(
-    operation: str, out: Tensor, tensors: Sequence[Tensor], infos: Sequence[TensorInfo | None]
-) -> tuple[int, int] | None:
-    """Stride and size of the channel axis of a result: from the layer that computed it, or from its input."""
-    axis: int | None = None
-    if out.dim() < 2:
-        return None
-    if operation in _CHANNELS_SECOND:
-        axis = 1
-    elif operation in _CHANNELS_LAST:
-        axis = out.dim() - 1
-    else:
-        for tensor, info in zip(tensors, infos, strict=True):
-            if info is not None and tensor.dim() == out.dim():
-                axis = _find_axis(tensor, info)
-                break
-    return None if axis is None else (out.stride(axis), out.shape[axis])
-
-
-def channel_axis(tensor: Tensor, *infos: TensorInfo | None) -> int:
-    """The channel axis by the first info that knows it; else the second of images, the last of others."""
-    for info in infos:
-        axis = None if info is None else _find_axis(tensor, info)
-        if axis is not None:
-            return axis
-    return 1 if tensor.dim() > 3 else tensor.dim() - 1
-
-
-def _find_axis(tensor: Tensor, info: TensorInfo) -> int | None:
-    """The axis of this view that has the stride and size of the channel axis."""
-    if info.channels is None:
-        return None
-    stride, size = info.channels
-    axes = (i for i in range(tensor.dim()) if tensor.shape[i] == size and tensor.stride(i) == stride)
-    return next(axes, None)

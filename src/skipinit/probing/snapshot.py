@@ -22,7 +22,7 @@ from .balance import ProbeReport
 from .forward import GradientHooks, arguments_of, preserve_state
 from .history import Measurement, WatchRow
 from .measure import StatisticsBuffer, fetch
-from .operations import tensors_in
+from .tensors import tensors_in
 from .trace import Tracer
 
 

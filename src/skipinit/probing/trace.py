@@ -16,16 +16,12 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .adds import Paths, TracedAdd, classify, recurrent_adds
+from .adds import Paths, TracedAdd, classify, recurrent_adds, sees_skip
 from .operations import (
     ADDITIONS,
     BATCH_NORMS,
     Kind,
     Node,
-    Operand,
-    TensorInfo,
-    channel_axis,
-    channels_of,
     constant_of,
     fan_in_of,
     is_factory,
@@ -33,12 +29,19 @@ from .operations import (
     mutable_arguments,
     name_of,
     scales_alike,
+    terms_of,
+)
+from .tensors import (
+    Operand,
+    StackedPairs,
+    TensorInfo,
+    channel_axis,
+    channels_of,
+    parts_read,
     storage_of,
     tensors_in,
-    terms_of,
     written_by,
 )
-from .parts import part_of, parts_read, sees_skip
 
 if TYPE_CHECKING:
     from .measure import StatisticsBuffer
@@ -80,7 +83,7 @@ class Tracer(TorchDispatchMode):
             for parameter in module.parameters(recurse=False):
                 self._owners.setdefault(storage_of(parameter), module)
         self._leaves: WeakKeyDictionary[Any, TensorInfo] = WeakKeyDictionary()
-        self._stacks: WeakKeyDictionary[Any, tuple[int, list[TensorInfo | None]]] = WeakKeyDictionary()
+        self._stacks = StackedPairs()
         for tensor in inputs:
             self._infos[storage_of(tensor)] = TensorInfo(self._node(Kind.INPUT))
 
@@ -135,6 +138,7 @@ class Tracer(TorchDispatchMode):
         infos = [self._infos.get(storage) for storage in storages]
         data = [info if info is not None and info.node.from_data else None for info in infos]
         parents = tuple(dict.fromkeys(info.node for info in data if info is not None))
+        known = [info.node for info in infos if info is not None]
         learned = tuple(
             name
             for storage, info in zip(storages, data, strict=True)
@@ -151,7 +155,7 @@ class Tracer(TorchDispatchMode):
         node.constant = constant_of(operation, args) if kind is Kind.SCALE else 1.0
         if parents:
             self.operations += 1
-            node.fan_in = fan_in_of(operation, args, infos) if kind is Kind.LINEAR else None
+            node.fan_in = fan_in_of(operation, args, known) if kind is Kind.LINEAR else None
             self._measure_input(node, operation, tensors, data)
         else:
             node.from_data = False
@@ -163,8 +167,7 @@ class Tracer(TorchDispatchMode):
             info.channels = channels_of(operation, written[0], tensors, data)
             self._record(info, written)
             if operation == "stack" and len(tensors) == 2:
-                axis = args[1] if len(args) > 1 else 0
-                self._stacks[storage_of(written[0])] = axis % written[0].dim(), infos
+                self._stacks.add(args, written[0], infos)
         if add is not None:
             if self.statistics is not None:
                 add.output_statistics = self.statistics.measure(result, channel_axis(result, info), info)
@@ -235,7 +238,7 @@ class Tracer(TorchDispatchMode):
         self, node: Node, operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> TracedAdd | None:
         """If this is a residual add, measure its operands before they can change."""
-        if operation not in ADDITIONS and not self._sums_a_stack(operation, args):
+        if operation not in ADDITIONS and self._stacks.summed_by(operation, args) is None:
             return None
         found = self._read_add(node.call, operation, args, kwargs)
         if isinstance(found, str):
@@ -269,8 +272,7 @@ class Tracer(TorchDispatchMode):
         skip, branch = operands[paths.skip_operand], operands[1 - paths.skip_operand]
         if operation == "sub" and paths.skip_operand == 1:
             return "it takes the identity away: f(x) - x"
-        part = part_of(skip.tensor, storage_of(skip.tensor))
-        if operation != "sum" and not sees_skip(paths, skip.info.node, part):
+        if operation != "sum" and not sees_skip(paths, skip):
             return "the operands come from different parts of one tensor"
         return paths, skip, branch
 
@@ -278,18 +280,16 @@ class Tracer(TorchDispatchMode):
         self, operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Operand, Operand] | str:
         """Both sides of an addition, or why it cannot be a residual add."""
-        if operation == "sum":
-            axis, infos = self._stacks[storage_of(args[0])]
-            first, second = args[0].unbind(axis)
-            return self._pair(first, second, infos)
+        if (pair := self._stacks.summed_by(operation, args)) is not None:
+            return self._pair(*pair)
         first, second, scale = terms_of(operation, args, kwargs)
         start = 1 if operation == "index_add" else 0  # It adds to some of the examples.
         if not isinstance(second, Tensor) or first.dim() < 2 or first.shape[start:] != second.shape[start:]:
             return "the operands differ in shape"
-        pair = self._pair(first, second)
-        if isinstance(pair, str) or (not isinstance(scale, Tensor) and scale == 1):
-            return pair
-        left, right = pair
+        operands = self._pair(first, second)
+        if isinstance(operands, str) or (not isinstance(scale, Tensor) and scale == 1):
+            return operands
+        left, right = operands
         factor = scale * kwargs.get("value", 1)
         if operation == "lerp":  # x + w (y - x) = (1 - w) x + w y
             left = self._multiplied(left, 1 - factor, scale)
@@ -320,13 +320,6 @@ class Tracer(TorchDispatchMode):
         if not all(tensor.is_floating_point() or tensor.is_complex() for tensor in (first, second)):
             return "the operands are not floating point"
         return Operand(left, first), Operand(right, second)
-
-    def _sums_a_stack(self, operation: str, args: tuple[Any, ...]) -> bool:
-        """Whether this is `torch.stack([a, b], axis).sum(axis)`."""
-        if operation != "sum" or len(args) < 2 or (stack := self._stacks.get(storage_of(args[0]))) is None:
-            return False
-        dimensions = args[0].dim()
-        return dimensions > 2 and args[1] in ([stack[0]], [stack[0] - dimensions])
 
     def _measure_input(
         self, node: Node, operation: str, tensors: Sequence[Tensor], infos: Sequence[TensorInfo | None]

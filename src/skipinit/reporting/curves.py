@@ -22,8 +22,7 @@ from ..paper.collect import Probed
 from ..paper.exhibits import Curve, Exhibit
 from ..paper.measurements import Result
 from ..probing.history import QUANTITIES, WatchReport
-from ..probing.plot import COLORS, MARKERS
-from ..probing.timeline import draw_heat_map
+from ..probing.plot import COLORS, MARKERS, draw_heat_map
 from ..sweeping.summary import Metric
 from ..training.records import EpochRecord
 

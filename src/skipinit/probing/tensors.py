@@ -1,0 +1,182 @@
+"""The tensors of a forward pass: which storage they share, what is known about it, which part of it a view is
+and which axis runs over channels.
+
+All views of a storage share one node of the graph, so the graph alone does not tell two parts from the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from .operations import CHANNELS_LAST, CHANNELS_SECOND, Node, mutable_arguments
+
+
+@dataclass(eq=False, slots=True)
+class TensorInfo:
+    """What is known about the contents of a storage. All views of the storage share it."""
+
+    node: Node
+    """The operation that wrote the storage last."""
+    channels: tuple[int, int] | None = None
+    """Stride and size of the channel axis, where known."""
+    measured: tuple[Any, int] | None = None
+    """The view that was measured last, and the index of its statistics."""
+
+
+@dataclass(frozen=True, eq=False)
+class Operand:
+    """One side of an addition: `tensor`, or `tensor * factor`."""
+
+    info: TensorInfo
+    tensor: Tensor
+    factor: Tensor | float | None = None
+
+    def value(self) -> Tensor:
+        """The tensor that is added."""
+        return self.tensor if self.factor is None else self.tensor * self.factor
+
+
+class _NoStorage:
+    """Stands for the storage of a tensor that has no single one, such as a sparse tensor."""
+
+
+def storage_of(tensor: Tensor) -> Any:
+    """The memory that all views of a tensor share."""
+    try:
+        return tensor.untyped_storage()
+    except NotImplementedError:
+        return _NoStorage()
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """All tensors in a value, also inside lists, tuples, mappings and dataclasses."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from tensors_in(item)
+    elif isinstance(value, Mapping):
+        yield from tensors_in(list(value.values()))
+    elif is_dataclass(type(value)):
+        yield from tensors_in([getattr(value, field.name, None) for field in fields(value)])
+
+
+def written_by(
+    function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any, storages: Sequence[Any]
+) -> list[Tensor]:
+    """The tensors whose storage the operation wrote: new results, mutated inputs, those given as `out=`."""
+    new = [out for out in tensors_in(result) if storage_of(out) not in storages]
+    given, mutable = (*enumerate(args), *kwargs.items()), mutable_arguments(function)
+    mutated = tensors_in([value for place, value in given if place in mutable])
+    return [tensor for tensor in (*new, *mutated) if not isinstance(storage_of(tensor), _NoStorage)]
+
+
+class Part(NamedTuple):
+    """A view of some of a storage."""
+
+    offset: int
+    shape: torch.Size
+    stride: tuple[int, ...]
+    whole: int
+    """How many elements the storage has."""
+
+    def overlaps(self, other: Part) -> bool:
+        """Whether both have an element in common."""
+        memory = torch.zeros(self.whole, dtype=torch.bool)
+        memory.as_strided(self.shape, self.stride, self.offset).fill_(True)
+        return bool(memory.as_strided(other.shape, other.stride, other.offset).any())
+
+    def completes(self, other: Part) -> bool:
+        """Whether both, if they do not overlap, are all of each example: each is the rest of the other."""
+        every_example = self.shape[0] * self.stride[0] == self.whole
+        return every_example and self.shape.numel() + other.shape.numel() == self.whole
+
+
+def part_of(tensor: Tensor, storage: Any) -> Part | None:
+    """Which part of its storage the tensor is; None if it is all of it."""
+    whole = storage.nbytes() // tensor.itemsize
+    if tensor.numel() >= whole:
+        return None
+    return Part(int(tensor.storage_offset()), tensor.shape, tensor.stride(), whole)
+
+
+def parts_read(
+    tensors: Sequence[Tensor], storages: Sequence[Any], infos: Sequence[TensorInfo | None]
+) -> tuple[tuple[Node, Part], ...]:
+    """Of which operands an operation used only a part of the storage, and which part."""
+    read = zip(tensors, storages, infos, strict=True)
+    parts = ((info.node, part_of(tensor, storage)) for tensor, storage, info in read if info is not None)
+    return tuple((node, part) for node, part in parts if part is not None)
+
+
+class StackedPairs:
+    """Pairs of tensors that `torch.stack` joined. A sum over the new axis adds the two."""
+
+    def __init__(self) -> None:
+        self._pairs: WeakKeyDictionary[Any, tuple[int, Sequence[TensorInfo | None]]] = WeakKeyDictionary()
+
+    def add(self, args: tuple[Any, ...], stacked: Tensor, infos: Sequence[TensorInfo | None]) -> None:
+        """Remember the pair that a call of `stack` with these arguments joined."""
+        axis = args[1] if len(args) > 1 else 0
+        self._pairs[storage_of(stacked)] = axis % stacked.dim(), infos
+
+    def summed_by(
+        self, operation: str, args: tuple[Any, ...]
+    ) -> tuple[Tensor, Tensor, Sequence[TensorInfo | None]] | None:
+        """Both tensors and what is known about them, if this is `torch.stack([a, b], axis).sum(axis)`."""
+        if operation != "sum" or len(args) < 2 or (pair := self._pairs.get(storage_of(args[0]))) is None:
+            return None
+        (axis, infos), axes = pair, args[0].dim()
+        if axes < 3 or args[1] not in ([axis], [axis - axes]):
+            return None
+        first, second = args[0].unbind(axis)
+        return first, second, infos
+
+
+# Which axis runs over channels depends on the layout: (N, C, H, W), (N, H, W, C), (N, L, C) or (N, C). Layers
+# tell: the second axis after a convolution or batch norm, the last after a matrix product or layer norm. From
+# there the axis is followed by its stride and size, which views keep, and by its position through operations
+# that keep the number of axes.
+
+
+def channels_of(
+    operation: str, out: Tensor, tensors: Sequence[Tensor], infos: Sequence[TensorInfo | None]
+) -> tuple[int, int] | None:
+    """Stride and size of the channel axis of a result: from the layer that computed it, or from its input."""
+    axis: int | None = None
+    if out.dim() < 2:
+        return None
+    if operation in CHANNELS_SECOND:
+        axis = 1
+    elif operation in CHANNELS_LAST:
+        axis = out.dim() - 1
+    else:
+        for tensor, info in zip(tensors, infos, strict=True):
+            if info is not None and tensor.dim() == out.dim():
+                axis = _find_axis(tensor, info)
+                break
+    return None if axis is None else (out.stride(axis), out.shape[axis])
+
+
+def channel_axis(tensor: Tensor, *infos: TensorInfo | None) -> int:
+    """The channel axis by the first info that knows it; else the second of images, the last of others."""
+    for info in infos:
+        axis = None if info is None else _find_axis(tensor, info)
+        if axis is not None:
+            return axis
+    return 1 if tensor.dim() > 3 else tensor.dim() - 1
+
+
+def _find_axis(tensor: Tensor, info: TensorInfo) -> int | None:
+    """The axis of this view that has the stride and size of the channel axis."""
+    if info.channels is None:
+        return None
+    stride, size = info.channels
+    axes = (i for i in range(tensor.dim()) if tensor.shape[i] == size and tensor.stride(i) == stride)
+    return next(axes, None)
