@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import glob
+import itertools
 import json
 import os
 import shlex
@@ -22,8 +23,11 @@ from .notation import utc_now
 
 
 def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Let `write` fill a draft beside `path`, flush it to the disk, then rename it to `path`."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    """Let `write` fill a draft beside `path`, flush it to the disk, then rename it to `path`.
+
+    Of several writers at once, in processes or threads, the last one's file remains.
+    """
+    draft = path.with_name(f".{path.name}.{next(_drafts)}.{os.getpid()}")
     with _explained(path, "written"):
         if path.exists() and not path.is_file():  # root could replace a device such as /dev/null by a file
             raise DataError(f"{path}: cannot be written (not a regular file); give another path")
@@ -37,6 +41,10 @@ def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
             os.replace(draft, path)
         finally:
             draft.unlink(missing_ok=True)
+
+
+_drafts = itertools.count()
+"""Numbers the drafts of this process: two threads may write one path."""
 
 
 @contextmanager
