@@ -134,3 +134,14 @@ SAME_LAW = {
 def test_the_law_holds_for_multiples_of_the_stream(form):
     prediction, last = chain(SAME_LAW[form])
     assert prediction.skip[-1] == pytest.approx(last.skip_variance, rel=0.5)
+
+
+def test_laws_leave_the_range_of_numbers_without_an_error():
+    assert laws.unnormalized_variance(2000) == laws.scaled_variance(2000, 1.0) == math.inf
+    # A saturated branch times 10 predicts a factor of 101 in each block, more than a float holds.
+    prediction, last = chain(lambda m, layer, x: x + 10 * torch.tanh(layer(x)), depth=160, width=8)
+    assert prediction.skip[-1] == math.inf
+    assert math.isfinite(last.skip_variance)
+    # The halves of (x + f(x)) / sqrt(2) cancel at any depth.
+    prediction, last = chain(lambda m, layer, x: (x + layer(x)) * 0.5**0.5, depth=1100, width=8)
+    assert prediction.skip[-1] == pytest.approx(prediction.skip[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 import re
 
 import numpy as np
@@ -296,3 +297,19 @@ def test_nothing_to_check_is_a_failure():
 def test_wrong_rules_are_one_line(rules):
     with pytest.raises(ConfigError, match=r"is not a range|'(cubic|3)' is not known"):
         theory_net("fc_linear", 3).check(**rules)
+
+
+def test_growth_is_fitted_over_the_whole_range_of_numbers():
+    """A float64 network of 100 blocks whose signal falls a hundredfold in each; and one that is huge."""
+    fallen = fit_growth([10.0 ** (-2 * block) for block in range(100)])
+    assert (fallen.law, fallen.rate) == ("exponential", pytest.approx(0.01))
+    grown = fit_growth([1e170 * 1.5**block for block in range(10)])
+    assert (grown.law, grown.rate) == ("exponential", pytest.approx(1.5))
+    assert fit_growth([1e170 * block for block in range(1, 10)]).law == "linear"
+    assert fit_growth([1e-300, 1.0, 1e300]).law == "exponential"
+
+
+def test_a_broken_rule_can_be_sent_to_another_process():
+    error = broken(theory_net("fc_linear", 8))
+    there = pickle.loads(pickle.dumps(error))
+    assert (str(there), there.violations) == (str(error), error.violations)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def unnormalized_variance(depth: float) -> float:
     """Var(x^l) = 2^(l-1): the branch repeats the variance of the skip, each block doubles it."""
-    return math.pow(2, depth - 1)
+    return _power(2, depth - 1)
 
 
 def normalized_variance(depth: float) -> float:
@@ -29,7 +29,15 @@ def normalized_variance(depth: float) -> float:
 
 def scaled_variance(depth: float, alpha: float) -> float:
     """Var(x^l) = (1 + alpha^2)^(l-1): an unnormalized branch times alpha."""
-    return math.pow(1 + alpha**2, depth - 1)
+    return _power(1 + alpha**2, depth - 1)
+
+
+def _power(base: float, exponent: float) -> float:
+    """Infinity where Python raises OverflowError: deep networks leave the range of numbers."""
+    try:
+        return math.pow(base, exponent)
+    except OverflowError:
+        return math.inf
 
 
 def relu_moving_variance(depth: float) -> float:
@@ -90,10 +98,11 @@ def predict(report: ProbeReport) -> Prediction | None:
         )
     if squared is None or len(projected) == len(adds) or any(add.normalized for add in adds):
         return None
-    first, alpha, kept = rows[0].skip_variance, squared**0.5, constant**2
-    skip = tuple(first * kept ** (row.depth - 1) * scaled_variance(row.depth, alpha) for row in rows)
+    # As one power: of the factors kept^l and (1 + alpha^2)^l, one may vanish and the other overflow.
+    first, alpha, rate = rows[0].skip_variance, squared**0.5, constant**2 * (1 + squared)
+    skip = tuple(first * _power(rate, row.depth - 1) for row in rows)
     return Prediction(
-        law=f"unnormalized branches times {alpha:.3g}: variance times {kept * (1 + squared):.3g} a block",
+        law=f"unnormalized branches times {alpha:.3g}: variance times {rate:.3g} a block",
         skip=skip,
         branch=tuple(squared * variance for variance in skip),
         share=(scaled_branch_share(alpha),) * len(rows),

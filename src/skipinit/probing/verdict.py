@@ -110,11 +110,14 @@ def fit_growth(variances: Sequence[float], branches: Sequence[float] = ()) -> Gr
         return Growth("constant", math.exp(level + slope * (count - 1) / 2), count)
     if slope < 0 and (end := _settles_at(variances, branches, slope)) is not None:
         return Growth("settling", end, count)
-    start, step = _least_squares(depths, variances, [v**-2 for v in variances])
+    least = min(variances)  # Weights are relative to its own, so that none overflows.
+    start, step = _least_squares(depths, variances, [(least / v) ** 2 for v in variances])
     pairs = list(zip(depths, variances, strict=True))
     exponential = sum((level + slope * x - math.log(v)) ** 2 for x, v in pairs)
     positive = min(start, start + step * (count - 1)) > 0
-    better = not positive or exponential < sum(math.log((start + step * x) / v) ** 2 for x, v in pairs)
+    better = not positive or exponential < sum(
+        (math.log(start + step * x) - math.log(v)) ** 2 for x, v in pairs
+    )
     if better and not _add_up(variances, branches, slope):
         return Growth("exponential", math.exp(slope), count)
     return Growth("linear", step, count)
@@ -159,7 +162,7 @@ def _least_squares(xs: Sequence[float], ys: Sequence[float], weights: Sequence[f
     y_mean = sum(w * y for w, y in zip(weights, ys, strict=True)) / total
     spread = sum(w * (x - x_mean) ** 2 for w, x in zip(weights, xs, strict=True))
     together = sum(w * (x - x_mean) * (y - y_mean) for w, x, y in zip(weights, xs, ys, strict=True))
-    slope = together / spread
+    slope = together / spread if spread else 0.0  # All weight on one point.
     return y_mean - slope * x_mean, slope
 
 
@@ -262,7 +265,12 @@ class CheckError(SkipinitError, AssertionError):
 
     def __init__(self, model: str, violations: Sequence[Violation]) -> None:
         super().__init__(f"{model}: {'; '.join(map(str, violations))}")
+        self.model = model
         self.violations = tuple(violations)
+
+    def __reduce__(self) -> tuple[type[CheckError], tuple[str, tuple[Violation, ...]]]:
+        """Processes send exceptions to each other as pickles."""
+        return type(self), (self.model, self.violations)
 
 
 def check_report(
