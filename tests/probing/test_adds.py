@@ -467,3 +467,13 @@ def test_the_papers_networks(name, options, count):
             "head.relu0",
         ]
         assert [add.activation for add in adds] == relus
+
+
+def test_real_and_complex_views_of_one_part_are_compared():
+    def halves(m, x):
+        x = x * 1.0
+        left = torch.view_as_complex(x.view(len(x), 3, 2))[:, :2]
+        return left + torch.view_as_complex(F.linear(x[:, 1:5], m.a.weight[:4, :4]).view(len(x), 2, 2))
+
+    (add,) = find_residual_adds(Function(halves), vectors(8))
+    assert add.shape == (8, 2)

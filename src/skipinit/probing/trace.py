@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -96,6 +97,7 @@ class Tracer(TorchDispatchMode):
         return False
 
     def __enter__(self) -> Tracer:
+        self._thread = get_ident()
         # Two global hooks instead of two on each of thousands of modules.
         self._hooks = (
             register_module_forward_pre_hook(self._enter_module),
@@ -114,13 +116,14 @@ class Tracer(TorchDispatchMode):
             self.adds = [add for add in self.adds if add not in recurrent]
 
     def _enter_module(self, module: nn.Module, _: Any) -> None:
-        if module in self._names:
+        # A mode is one thread's; hooks also see the model's modules run in others.
+        if module in self._names and get_ident() == self._thread:
             self._order += 1
             self._calls.append(ModuleCall(module, self._names[module], self._order))
 
     def _leave_module(self, module: nn.Module, *_: Any) -> None:
         # The call of the model itself began before a watch opened its trace.
-        if module in self._names and len(self._calls) > 1:
+        if module in self._names and len(self._calls) > 1 and get_ident() == self._thread:
             self._calls.pop()
 
     def __torch_dispatch__(
