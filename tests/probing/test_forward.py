@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import threading
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +16,7 @@ from torch.nn.modules import module as module_hooks
 
 from skipinit.errors import ConfigError, SkipinitError
 from skipinit.nets.create import create_model
+from skipinit.probing.forward import example_inputs
 from skipinit.probing.measure import find_residual_adds, probe
 from support.probe_models import Function, vectors
 
@@ -166,3 +168,53 @@ def test_weights_on_the_meta_device_have_a_structure_but_no_variances():
 def test_integer_input_is_welcome_where_the_model_takes_it():
     model = nn.Sequential(nn.Embedding(9, 6), Function(lambda m, x: x + m.a(x)))
     assert [row.name for row in probe(model, torch.randint(9, (4, 5))).rows] == ["1"]
+
+
+def test_buffers_that_cannot_be_flattened_or_written_are_kept():
+    model = Function(lambda m, x: x + (m.graph.mul_(2) @ m.a(x)).relu() + m.shift)
+    model.register_buffer("graph", torch.eye(len(VECTORS)).to_sparse())
+    model.register_buffer("shift", torch.ones(1).expand(6))
+    (row,) = probe(model, VECTORS).rows
+    branch = (2 * model.a(VECTORS).double()).relu()
+    assert row.branch_variance == pytest.approx(branch.var(correction=0).item(), rel=1e-5)
+    assert torch.equal(model.graph.to_dense(), torch.eye(len(VECTORS)))
+    assert torch.equal(model.shift, torch.ones(6))
+
+
+def test_a_tensor_given_twice_is_one_tensor():
+    model = Function(lambda m, a, b: a + m.a(b))
+    model.forward = lambda a, b: model.function(model, a, b)
+    assert len(find_residual_adds(model, (VECTORS, VECTORS))) == 1
+    assert find_residual_adds(model, (VECTORS, VECTORS.clone())) == []
+
+
+def test_a_shape_stands_for_the_same_values_on_every_default_device():
+    model = Function(lambda m, x: x + m.a(x))
+    with torch.device("meta"):
+        values = example_inputs(model, VECTORS.shape)
+    assert torch.equal(values, example_inputs(model, VECTORS.shape))
+
+
+def test_modules_that_run_in_another_thread_give_no_names():
+    """The hooks are global; the other thread is inside a layer of the model while the add runs."""
+    inside, done = threading.Event(), threading.Event()
+
+    class Waiting(nn.Linear):
+        def forward(self, x):
+            inside.set()
+            done.wait(10)
+            return super().forward(x)
+
+    def add_beside_a_thread(m, x):
+        other = threading.Thread(target=m.other, args=(x,))
+        other.start()
+        inside.wait(10)
+        x = x + m.a(x)
+        done.set()
+        other.join()
+        return x
+
+    model = Function(add_beside_a_thread)
+    model.other = Waiting(6, 6)
+    (add,) = find_residual_adds(nn.Sequential(model), VECTORS)
+    assert (add.module, add.branch_modules) == ("0", ("0.a",))

@@ -382,5 +382,18 @@ def test_statistics_of_large_tensors_equal_those_of_the_whole(layout):
 def test_buffer_keeps_thousands_of_entries_in_order():
     buffer = StatisticsBuffer()
     indices = [buffer.append(torch.tensor([float(i), -1.0])) for i in range(1000)]
-    assert [buffer.tolist()[index] for index in indices] == [[i, -1] for i in range(1000)]
-    assert buffer.append(torch.tensor([7.0, 7.0])) == len(buffer.tolist()) - 1
+    assert [buffer.stacked().tolist()[index] for index in indices] == [[i, -1] for i in range(1000)]
+    assert buffer.append(torch.tensor([7.0, 7.0])) == len(buffer.stacked().tolist()) - 1
+
+
+def test_complex_gradients_count_with_both_parts():
+    model = Function(lambda m, x: x + torch.tanh(x @ m.weight))
+    model.weight = nn.Parameter(torch.randn(6, 6, dtype=torch.complex64))
+    values = torch.complex(vectors(8), vectors(8).flip(0))
+    (row,) = probe(model, values, torch.zeros(8), lambda output, _: (1j * output.square()).real.sum()).rows
+    output = model(values)
+    output.retain_grad()
+    (1j * output.square()).real.sum().backward()
+    assert row.gradient_norm == pytest.approx(output.grad.abs().square().sum().sqrt().item(), rel=1e-5)
+    weights = model.weight.grad.abs().square().sum().sqrt().item()
+    assert row.parameter_gradient_norm == pytest.approx(weights, rel=1e-5)

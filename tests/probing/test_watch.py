@@ -504,3 +504,43 @@ def test_wrong_settings_are_one_line(options, message):
         skipinit.watch(nn.Linear(2, 2), **options)
     with pytest.raises(ConfigError, match=r"must be a torch.nn.Module; a str"):
         skipinit.watch("model")
+
+
+def test_the_pass_of_a_probe_is_no_step():
+    def measured(with_probe):
+        model = seeded(lambda: Function(two_blocks))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        with watch(model, every=1) as watching:
+            for _ in range(2):
+                if with_probe:
+                    probe(model, 9 * vectors(8), torch.arange(8) % 6)
+                model(vectors(8)).square().mean().backward()
+                optimizer.step()
+        return watching.report()
+
+    assert measured(with_probe=True) == measured(with_probe=False)
+
+
+def test_a_compiled_model_is_measured_on_all_of_its_arguments():
+    """Whole numbers as the second argument are no labels here, and `gain` is required but given by name."""
+
+    class Timed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = nn.Linear(6, 6)
+
+        def forward(self, x, times=None, offset=None, *, gain):
+            return gain * (x + self.a(x) * (0 if times is None else times[:, None]))
+
+    class Required(Timed):
+        def forward(self, x, times, gain):
+            return super().forward(x, times, gain=gain)
+
+    for kind in (Timed, Required):
+        model, inputs, times = seeded(kind), vectors(8), torch.arange(8)
+        compiled = torch.compile(model, backend="eager")
+        with watch(compiled, every=1) as watching:
+            compiled(inputs, times, gain=torch.tensor(2.0)).sum().backward()
+        (row,) = watching.report().measurements[0].rows
+        branch = float64(model.a(inputs) * times[:, None])
+        assert row.branch_variance == pytest.approx(branch.var(correction=0).item(), rel=1e-5)

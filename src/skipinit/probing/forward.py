@@ -13,6 +13,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -47,16 +48,29 @@ def example_inputs(model: nn.Module, inputs: Inputs) -> Inputs:
     if not sizes or min(sizes) < 1:
         raise ConfigError(f"inputs {tuple(sizes)} is not the shape of a batch; its sizes must be 1 or more")
     like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(()))
-    values: Tensor = torch.randn(sizes, generator=torch.Generator().manual_seed(0)).to(like)
+    # Drawn on the CPU whatever the default device is: the same values everywhere.
+    generator = torch.Generator("cpu").manual_seed(0)
+    values: Tensor = torch.randn(sizes, generator=generator, device="cpu").to(like)
     return values
 
 
 def arguments_of(model: nn.Module, inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The positional and keyword arguments; tensors are copied, since models may write into their input."""
+    """Copies of the positional and keyword arguments that `inputs` stands for."""
     inputs = example_inputs(model, inputs)
     if isinstance(inputs, Mapping):
-        return (), {name: _copy(value) for name, value in inputs.items()}
-    return tuple(_copy(value) for value in _positional(model, inputs)), {}
+        return copy_arguments((), inputs)
+    return copy_arguments(_positional(model, inputs), {})
+
+
+def copy_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The same arguments with copies of their tensors, since models may write into their input.
+
+    A tensor that is given twice is copied once. It need not be a leaf of a graph, as `deepcopy` wants it.
+    """
+    values = (*args, *kwargs.values())
+    copies: dict[int, Any] = {id(tensor): tensor.detach().clone() for tensor in tensors_in(values)}
+    copied = [copy.deepcopy(value, copies) if list(tensors_in(value)) else value for value in values]
+    return tuple(copied[: len(args)]), dict(zip(kwargs, copied[len(args) :], strict=True))
 
 
 def _positional(model: nn.Module, inputs: Any) -> Sequence[Any]:
@@ -88,12 +102,6 @@ def _is_labelled(batch: Sequence[Any]) -> bool:
     examples, labels = batch
     whole = not (labels.is_floating_point() or labels.is_complex() or labels.dtype is torch.bool)
     return bool(whole and examples.dim() > 1 and labels.shape == examples.shape[:1])
-
-
-def _copy(value: Any) -> Any:
-    """The same with copies of its tensors. These need not be leaves of a graph, as `deepcopy` wants them."""
-    copies: dict[int, Any] = {id(tensor): tensor.detach().clone() for tensor in tensors_in(value)}
-    return copy.deepcopy(value, copies) if copies else value
 
 
 @contextmanager
@@ -200,14 +208,32 @@ class GradientHooks(TorchFunctionMode):
 
 
 def _keep_norm(add: TracedAdd, gradient: Tensor) -> None:
-    add.gradient_norm = gradient.detach().to(torch.float64).norm()
+    add.gradient_norm = norm_of(gradient)
+
+
+def norm_of(tensor: Tensor) -> Tensor:
+    """The Euclidean norm in float64: squares of float32 values overflow from 1e19 on, vanish below 1e-22."""
+    values = tensor.detach()
+    if values.is_sparse:
+        values = values.coalesce().values()
+    norm: Tensor = torch.linalg.vector_norm(values, dtype=torch.promote_types(values.dtype, torch.float64))
+    return norm
+
+
+_preserving = ContextVar("preserving", default=False)
+
+
+def state_is_preserved() -> bool:
+    """Whether the passes that run now leave no trace in the model: they are no part of its training."""
+    return _preserving.get()
 
 
 @contextmanager
 def preserve_state(model: nn.Module, mode: Mode = "training") -> Iterator[None]:
     """Run the body with the model in that mode; then restore mode, buffers and random generators."""
     in_evaluation = {module for module in model.modules() if not module.training}
-    with _preserve_generators(model), _eager_execution(), _preserve_buffers(model):
+    with preserve_generators(), _eager_execution(), _preserve_buffers(model):
+        outside = _preserving.set(True)
         try:
             model.train(mode != "evaluation")
             if mode == "whole":
@@ -217,16 +243,17 @@ def preserve_state(model: nn.Module, mode: Mode = "training") -> Iterator[None]:
                         module.training = False
             yield
         finally:
+            _preserving.reset(outside)
             for module in model.modules():
                 module.training = module not in in_evaluation
 
 
 @contextmanager
-def _preserve_generators(model: nn.Module) -> Iterator[None]:
+def preserve_generators() -> Iterator[None]:
     """Restore every global generator. Dropout draws what the next forward would have drawn."""
-    devices = {t.device for t in (*model.parameters(), *model.buffers()) if t.device.type == "cuda"}
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     python_state, numpy_state = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=[device.index for device in devices]):
+    with torch.random.fork_rng(devices=devices):
         try:
             yield
         finally:
@@ -255,11 +282,12 @@ def _eager_execution() -> Iterator[None]:
 def _preserve_buffers(model: nn.Module) -> Iterator[None]:
     """Restore the same tensor objects with the same contents, whether they were written or replaced."""
     saved = [(module, dict(module._buffers)) for module in model.modules() if module._buffers]
+    tensors = [tensor for _, buffers in saved for tensor in buffers.values() if tensor is not None]
+    sparse = [(tensor, tensor.detach().clone()) for tensor in tensors if tensor.layout is not torch.strided]
     groups: defaultdict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
-    for _, buffers in saved:
-        for tensor in buffers.values():
-            if tensor is not None:
-                groups[tensor.device, tensor.dtype].append(tensor)
+    for tensor in tensors:
+        if tensor.layout is torch.strided and not _is_expanded(tensor):
+            groups[tensor.device, tensor.dtype].append(tensor)
     # One copy per device and dtype: thousands of small tensors need more memory than their contents.
     copies = [torch.cat([tensor.detach().flatten() for tensor in group]) for group in groups.values()]
     try:
@@ -271,3 +299,11 @@ def _preserve_buffers(model: nn.Module) -> Iterator[None]:
         for group, copy in zip(groups.values(), copies, strict=True):
             for tensor, values in zip(group, copy.split([t.numel() for t in group]), strict=True):
                 tensor.detach().copy_(values.view_as(tensor))
+        with torch.no_grad():  # A detached sparse tensor would get the values alone.
+            for tensor, values in sparse:
+                tensor.copy_(values)
+
+
+def _is_expanded(tensor: Tensor) -> bool:
+    """Whether several elements are one in memory, so that nothing can write into the tensor in place."""
+    return any(size > 1 and step == 0 for size, step in zip(tensor.shape, tensor.stride(), strict=True))

@@ -5,7 +5,8 @@ Each operand is reduced at once to three numbers, which stay on the device until
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch.nn import functional as F
 from ..errors import ConfigError, one_line
 from .adds import ResidualAdd, TracedAdd, describe_adds
 from .balance import ProbeReport, ProbeRow
-from .forward import Inputs, Mode, traced
+from .forward import Inputs, Mode, norm_of, traced
 from .operations import Kind
 from .tensors import TensorInfo
 from .trace import Tracer
@@ -61,8 +62,8 @@ def measure(
         raise ConfigError(f"loss={loss!r} is no function of the model's output and the targets")
     gradients = targets is not None
     with traced(model, inputs, mode, StatisticsBuffer(), gradients) as (tracer, output):
-        squares = {} if targets is None else _squared_gradients(model, output, targets, loss)
-        return report_of(tracer, model, squares)
+        norms = {} if targets is None else _gradient_norms(model, output, targets, loss)
+        return report_of(tracer, model, norms)
 
 
 def measure_with_outputs(model: nn.Module, inputs: Inputs, mode: Mode) -> tuple[ProbeReport, Any]:
@@ -71,11 +72,11 @@ def measure_with_outputs(model: nn.Module, inputs: Inputs, mode: Mode) -> tuple[
         return report_of(tracer, model), output
 
 
-def report_of(tracer: Tracer, model: nn.Module, squares: dict[str, Tensor] | None = None) -> ProbeReport:
-    """The report of a pass that was traced with statistics; `squares`: of the parameters' gradients."""
+def report_of(tracer: Tracer, model: nn.Module, norms: Norms | None = None) -> ProbeReport:
+    """The report of a pass that was traced with statistics, with these norms of the parameters' gradients."""
     assert tracer.statistics is not None
     adds = describe_adds(tracer.adds, type(model).__name__)
-    values = _Measurements(tracer.adds, tracer.statistics, squares or {})
+    values = Readings(tracer.adds, tracer.statistics, norms or {})
     rows = [_row(add, traced_add, values) for add, traced_add in zip(adds, tracer.adds, strict=True)]
     finite = [row.is_finite for row in rows]
     end = finite.index(False) if False in finite else len(rows)
@@ -105,16 +106,20 @@ def find_residual_adds(model: nn.Module, inputs: Inputs) -> list[ResidualAdd]:
         return describe_adds(tracer.adds, type(model).__name__)
 
 
-class _Measurements:
-    """All measured numbers, fetched from the device at once."""
+Norms = Mapping[tuple[str, str], Tensor]
+"""Norms by quantity and name, such as ("gradient", "layer1.weight")."""
 
-    def __init__(
-        self, adds: Sequence[TracedAdd], statistics: StatisticsBuffer, squares: dict[str, Tensor]
-    ) -> None:
-        self._statistics = statistics.tolist()
-        norms = {add: add.gradient_norm for add in adds if add.gradient_norm is not None}
-        self.gradient_norms = dict(zip(norms, fetch(norms.values()), strict=True))
-        self.squared_gradients = dict(zip(squares, fetch(squares.values()), strict=True))
+
+class Readings:
+    """All numbers of a traced pass, copied from the device at once."""
+
+    def __init__(self, adds: Sequence[TracedAdd], statistics: StatisticsBuffer, norms: Norms) -> None:
+        outputs = {add: add.gradient_norm for add in adds if add.gradient_norm is not None}
+        entries = statistics.stacked()
+        numbers = iter(_fetch([entries, *outputs.values(), *norms.values()]))
+        self._statistics = [[next(numbers) for _ in range(3)] for _ in range(len(entries))]
+        self.gradient_norms = {add: next(numbers) for add in outputs}
+        self.norms = {key: next(numbers) for key in norms}
 
     def statistics(self, index: int | None) -> list[float]:
         """Variance within channels, variance of the channel means, mean square of the channel means."""
@@ -122,26 +127,29 @@ class _Measurements:
         return self._statistics[index]
 
     def variance(self, index: int | None) -> float:
+        """Over all values."""
         within, between, _ = self.statistics(index)
         return within + between
 
+    def total_norm(self, quantity: str, names: Iterable[str]) -> float | None:
+        """The norm over several parameters; None if it is known of none."""
+        found = [self.norms[quantity, name] for name in names if (quantity, name) in self.norms]
+        return math.hypot(*found) if found else None
 
-def fetch(tensors: Iterable[Tensor]) -> list[float]:
+
+def _fetch(tensors: Sequence[Tensor]) -> list[float]:
     """All their values, in one copy to the host; a model may be spread over devices."""
     flat = [tensor.detach().flatten() for tensor in tensors]
-    if not flat:
-        return []
     values: list[float] = torch.cat([values.to(flat[0].device, torch.float64) for values in flat]).tolist()
     return values
 
 
-def _row(add: ResidualAdd, traced_add: TracedAdd, values: _Measurements) -> ProbeRow:
+def _row(add: ResidualAdd, traced_add: TracedAdd, values: Readings) -> ProbeRow:
     branch = values.variance(traced_add.branch_statistics)
     within, between, _ = values.statistics(traced_add.output_statistics)
     nodes = (*traced_add.paths.shared, *traced_add.paths.branch)
     norms = [n.input_statistics for n in nodes if n.kind is Kind.NORM and n.input_statistics is not None]
     moving = values.statistics(norms[0]) if norms else None
-    squares = [values.squared_gradients[p] for p in add.parameters if p in values.squared_gradients]
     return ProbeRow(
         name=add.name,
         depth=add.depth,
@@ -154,11 +162,11 @@ def _row(add: ResidualAdd, traced_add: TracedAdd, values: _Measurements) -> Prob
         moving_variance=moving[0] if moving else None,
         squared_moving_mean=moving[2] if moving else None,
         gradient_norm=values.gradient_norms.get(traced_add),
-        parameter_gradient_norm=sum(squares) ** 0.5 if squares else None,
+        parameter_gradient_norm=values.total_norm("gradient", add.parameters),
     )
 
 
-def _before_scalar(add: TracedAdd, after: float, values: _Measurements) -> float | None:
+def _before_scalar(add: TracedAdd, after: float, values: Readings) -> float | None:
     """The branch's variance before the multiplications at its end; None if there are none.
 
     The input of a tensor or of zero was measured; another number is divided out.
@@ -172,10 +180,8 @@ def _before_scalar(add: TracedAdd, after: float, values: _Measurements) -> float
     return variance if scaled else None
 
 
-def _squared_gradients(
-    model: nn.Module, output: Any, targets: Tensor, loss: Loss | None
-) -> dict[str, Tensor]:
-    """Squared norm of the loss's gradient for each parameter. No `.grad` is changed."""
+def _gradient_norms(model: nn.Module, output: Any, targets: Tensor, loss: Loss | None) -> Norms:
+    """Norm of the loss's gradient for each parameter. No `.grad` is changed."""
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not parameters:
         raise ConfigError(f"no parameter of {type(model).__name__} requires a gradient; omit the targets")
@@ -188,7 +194,7 @@ def _squared_gradients(
         name, reason = type(model).__name__, one_line(error)
         raise ConfigError(f"{name} cannot go backward from its loss: {reason}") from error
     return {
-        name: gradient.to(torch.float64).square().sum()
+        ("gradient", name): norm_of(gradient)
         for name, gradient in zip(parameters, gradients, strict=True)
         if gradient is not None
     }
@@ -273,11 +279,6 @@ class StatisticsBuffer:
             self._stack_latest()
         self._length += 1
         return self._length - 1
-
-    def tolist(self) -> list[list[float]]:
-        """All entries, in order."""
-        entries: list[list[float]] = self.stacked().tolist()
-        return entries
 
     def stacked(self) -> Tensor:
         """All entries as rows of one tensor, on the device of the first."""

@@ -8,9 +8,8 @@ nothing until `fetch`, which copies one vector.
 
 from __future__ import annotations
 
-import math
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -19,9 +18,9 @@ from torch import Tensor, nn
 
 from .adds import ResidualAdd, TracedAdd, describe_adds
 from .balance import ProbeReport
-from .forward import GradientHooks, arguments_of, preserve_state
+from .forward import GradientHooks, copy_arguments, norm_of, preserve_state
 from .history import Measurement, WatchRow
-from .measure import StatisticsBuffer, fetch
+from .measure import Readings, StatisticsBuffer
 from .tensors import tensors_in
 from .trace import Tracer
 
@@ -73,7 +72,7 @@ class Snapshot:
 
         Buffers and random generators are restored, so that the compiled pass computes the same as without it.
         """
-        args, kwargs = arguments_of(self._model, args)[0], arguments_of(self._model, kwargs)[1]
+        args, kwargs = copy_arguments(args, kwargs)
         self._tracer = Tracer(self._model, list(tensors_in((args, kwargs))), self._statistics)
         with preserve_state(self._model), torch.no_grad(), self._tracer:
             self._model(*args, **kwargs)
@@ -100,11 +99,11 @@ class Snapshot:
         """Reduce the gradients that the optimizer used and the updates that it made."""
         for name, parameter in self._held(held):
             if parameter.grad is not None:
-                self._norms["gradient", name] = _norm(parameter.grad)
+                self._norms["gradient", name] = norm_of(parameter.grad)
             # Kept after the update: another optimizer may be wrapped around this one and change them further.
             if (before := self._before.get(name)) is not None:
-                self._norms["weight", name] = _norm(before)
-                self._norms["update", name] = _norm(parameter.detach() - before)
+                self._norms["weight", name] = norm_of(before)
+                self._norms["update", name] = norm_of(parameter.detach() - before)
 
     def _held(self, held: Sequence[Tensor] | None) -> Iterator[tuple[str, nn.Parameter]]:
         identities = None if held is None else {id(tensor) for tensor in held}
@@ -114,54 +113,29 @@ class Snapshot:
 
     def fetch(self) -> Measurement:
         """All numbers, copied from the device at once."""
-        outputs = {add: add.gradient_norm for add in self._traced if add.gradient_norm is not None}
-        statistics = self._statistics.stacked()
-        numbers = iter(fetch([statistics, *outputs.values(), *self._norms.values()]))
-        moments = [[next(numbers) for _ in range(3)] for _ in range(len(statistics))]
-        gradients = {add: next(numbers) for add in outputs}
-        norms = {key: next(numbers) for key in self._norms}
+        values = Readings(self._traced, self._statistics, self._norms)
         rows = (
             WatchRow(
                 name=add.name,
                 depth=add.depth,
-                skip_variance=sum(moments[_known(traced.skip_statistics)][:2]),
-                branch_variance=sum(moments[_known(traced.branch_statistics)][:2]),
-                scale=norms.get(("scale", add.name)),
-                gradient_norm=gradients.get(traced),
-                parameter_gradient_norm=_total("gradient", add.parameters, norms),
-                update_ratio=_ratio(add.parameters, norms),
+                skip_variance=values.variance(traced.skip_statistics),
+                branch_variance=values.variance(traced.branch_statistics),
+                scale=values.norms.get(("scale", add.name)),
+                gradient_norm=values.gradient_norms.get(traced),
+                parameter_gradient_norm=values.total_norm("gradient", add.parameters),
+                update_ratio=_update_ratio(values, add.parameters),
             )
             for add, traced in zip(self._adds, self._traced, strict=True)
         )
         return Measurement(self.step, tuple(rows))
 
 
-def _known(index: int | None) -> int:
-    assert index is not None
-    return index
-
-
 def _scale(values: Tensor) -> Tensor:
-    """The value of a scalar, with its sign; the root mean square of several."""
-    return values.clone() if values.numel() == 1 else _norm(values) / values.numel() ** 0.5
+    """The value of a real scalar, with its sign; the root mean square of several."""
+    single = values.numel() == 1 and not values.is_complex()
+    return values.clone() if single else norm_of(values) / values.numel() ** 0.5
 
 
-def _norm(tensor: Tensor) -> Tensor:
-    """In float64: squares of float32 values overflow from 1e19 on and vanish below 1e-22."""
-    values = tensor.detach()
-    if values.is_sparse:
-        values = values.coalesce().values()
-    wide = torch.promote_types(values.dtype, torch.float64)
-    norm: Tensor = torch.linalg.vector_norm(values, dtype=wide)
-    return norm
-
-
-def _total(kind: str, parameters: Iterable[str], norms: dict[tuple[str, str], float]) -> float | None:
-    """The norm over several parameters."""
-    found = [norms[kind, name] for name in parameters if (kind, name) in norms]
-    return math.hypot(*found) if found else None
-
-
-def _ratio(parameters: Sequence[str], norms: dict[tuple[str, str], float]) -> float | None:
-    update, weight = _total("update", parameters, norms), _total("weight", parameters, norms)
+def _update_ratio(values: Readings, parameters: Sequence[str]) -> float | None:
+    update, weight = values.total_norm("update", parameters), values.total_norm("weight", parameters)
     return None if update is None or not weight else update / weight

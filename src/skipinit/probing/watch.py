@@ -26,7 +26,7 @@ from torch.optim.optimizer import (
 from torch.utils.hooks import RemovableHandle
 
 from ..errors import ConfigError
-from .forward import check_model
+from .forward import check_model, state_is_preserved
 from .history import Measurement, WatchReport, check_settings
 from .snapshot import Snapshot
 
@@ -165,10 +165,11 @@ class Watch:
     def before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The hook before the forward; call it yourself if the forward had begun before `start`."""
         self._abandon_trace()
-        # A copy of the model may share its hooks; checkpointing repeats a forward during the backward pass.
+        # No steps: passes of a copy that shares the hooks, passes that checkpointing repeats in the backward,
+        # and those of a probe.
         in_backward = torch._C._current_graph_task_id() != -1
         training = self._model.training and torch.is_grad_enabled() and not in_backward
-        if module is not self._called or not training:
+        if module is not self._called or not training or state_is_preserved():
             return
         self._end_step()
         self._forwards += 1
