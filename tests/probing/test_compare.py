@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+import random
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ import torch
 import skipinit
 from skipinit.errors import ConfigError
 from skipinit.nets.create import create_model
-from skipinit.probing.compare import compare, depth_check
+from skipinit.probing.compare import DepthCheck, DepthRow, compare, depth_check
 from skipinit.probing.measure import probe
 
 IMAGES = torch.Size([4, 3, 32, 32])
@@ -181,3 +182,33 @@ def test_wrong_factories_are_one_line(make, depths, message):
         skipinit.depth_check(make, depths, VECTORS)
     with pytest.raises(ConfigError, match=r"networks=1\.5 is not allowed"):
         skipinit.depth_check(make, [3], VECTORS, networks=1.5)
+
+
+def test_a_gradient_that_is_no_number_is_null_in_json():
+    row = DepthRow(depth=3, blocks=3, output_variance=1.0, typical_branch_share=0.5, gradient_ratio=math.inf)
+    check = DepthCheck((row,), ())
+    assert json.loads(check.to_json(), parse_constant=pytest.fail)["rows"][0]["gradient_ratio"] is None
+    (line,) = csv.DictReader(io.StringIO(check.to_csv()))
+    assert line["gradient_ratio"] == ""
+
+
+def test_no_generator_is_moved_by_the_factory():
+    def noisy(depth):
+        random.random()
+        np.random.random()
+        return factory("fc_linear")(depth)
+
+    before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()
+    skipinit.depth_check(noisy, [3], VECTORS)
+    assert random.getstate() == before[0]
+    assert np.random.get_state()[1].tolist() == before[1]
+    assert torch.equal(torch.get_rng_state(), before[2])
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_no_generator_of_a_gpu_is_moved_by_the_factory():
+    torch.cuda.manual_seed_all(42)
+    torch.rand(3, device="cuda")
+    before = torch.cuda.get_rng_state()
+    skipinit.depth_check(factory("fc_linear"), [3], VECTORS)
+    assert torch.equal(torch.cuda.get_rng_state(), before)

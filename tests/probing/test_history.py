@@ -7,13 +7,14 @@ import io
 import json
 import math
 import sys
+from collections import Counter
 
 import pytest
 from torch import nn
 
 from skipinit.errors import ConfigError
 from skipinit.probing.compare import Comparison, DepthCheck
-from skipinit.probing.history import Measurement, WatchReport, WatchRow
+from skipinit.probing.history import Measurement, WatchReport, WatchRow, series_by_block
 from skipinit.probing.measure import probe
 from skipinit.probing.rendering import shorten_all
 from support.probe_models import Function, vectors
@@ -154,3 +155,21 @@ def test_probes_have_html_too():
     assert "no residual add" in probe(nn.Identity(), vectors(8))._repr_html_()
     long = WatchReport("Net", (Measurement(0, tuple(WatchRow(f"b{i}", i, 1.0, 1.0) for i in range(500))),))
     assert "300 more" in long._repr_html_()
+
+
+def test_a_long_training_of_a_deep_network_is_read_in_one_pass():
+    """Each row is read once for the picture, not once for each block."""
+    reads = Counter()
+
+    class CountedRow(WatchRow):
+        __slots__ = ()
+
+        @property
+        def branch_share(self):
+            reads[self.name] += 1
+            return 0.5
+
+    rows = tuple(CountedRow(f"b{i}", i, 1.0, 1.0) for i in range(50))
+    report = WatchReport("Net", tuple(Measurement(step, rows) for step in range(40)))
+    assert series_by_block(report, "branch_share") == {f"b{i}": [0.5] * 40 for i in range(50)}
+    assert reads == {f"b{i}": 40 for i in range(50)}

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import need
+from ..notation import count_text
 from ..probing.balance import ProbeReport
-from ..probing.rendering import WIDTH, align, plural, shorten, wrap
+from ..probing.rendering import WIDTH, align, shorten, wrap
 
 if TYPE_CHECKING:
     from torch import nn
@@ -116,7 +117,9 @@ class Conversion:
         """Table, counts, and the balance before and after, in lines of 80 characters."""
         name = self.before.model
         kept = "" if self.difference is None else f"; outputs in evaluation differ by {self.difference:.1e}"
-        counts = f"{plural(self.num_norms, 'norm')} removed, {plural(self.num_blocks, 'block')} scaled"
+        counts = (
+            f"{count_text(self.num_norms, 'norm')} removed, {count_text(self.num_blocks, 'block')} scaled"
+        )
         more = f" and {len(self.kept) - _MANY} more" if len(self.kept) > _MANY and not every else ""
         lines = [
             f"{name}, {self.scheme}: {counts}{kept}.",

@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import need
 from .laws import stages
-from .rendering import WIDTH, align, csv_text, report_html, shorten_names, table_width, wrap
+from .rendering import (
+    WIDTH,
+    align,
+    csv_text,
+    report_html,
+    shorten_names,
+    table_width,
+    without_nonfinite,
+    wrap,
+)
 from .verdict import Verdict, check_report, judge
 
 if TYPE_CHECKING:
@@ -71,11 +80,7 @@ def share_of_branch(skip: float, branch: float) -> float:
 
 def row_to_dict(row: Any) -> dict[str, Any]:
     """The fields of a row of a probe or a watch, and its branch share; None for what JSON cannot hold."""
-    values = {**dataclasses.asdict(row), "branch_share": row.branch_share}
-    return {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in values.items()
-    }
+    return without_nonfinite({**dataclasses.asdict(row), "branch_share": row.branch_share})
 
 
 def _mean_row(rows: Sequence[ProbeRow]) -> ProbeRow:
@@ -185,7 +190,12 @@ class ProbeReport:
         check_report(self, share, growth, finite)
 
     def _repr_html_(self) -> str:
-        return report_html(self)
+        columns = {
+            "block": [row.name for row in self.rows],
+            "skip var": [f"{row.skip_variance:.4g}" for row in self.rows],
+            "branch var": [f"{row.branch_variance:.4g}" for row in self.rows],
+        }
+        return report_html(self.model, columns, [row.branch_share for row in self.rows], str(self.verdict))
 
 
 def mean_report(reports: Sequence[ProbeReport]) -> ProbeReport:

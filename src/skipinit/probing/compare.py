@@ -17,10 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError, need
+from ..notation import count_text
 from .balance import ProbeReport, ProbeRow, mean_report
-from .forward import Inputs
+from .forward import Inputs, preserve_generators
 from .measure import Loss, measure, probe
-from .rendering import align, csv_text, percent, plural, shorten_names, table_html
+from .rendering import align, csv_text, format_known, percent, shorten_names, table_html, without_nonfinite
 from .verdict import EXPLODING_FROM
 
 _DOUBLING = 2**0.25
@@ -49,10 +50,10 @@ class Comparison:
         lines = list(self._lines())
         columns = [
             ["block", *(line["name"] for line in lines)],
-            ["skip before", *(_cell(line["skip_variance_before"]) for line in lines)],
-            ["after", *(_cell(line["skip_variance_after"]) for line in lines)],
-            ["share before", *(_cell(line["branch_share_before"], percent) for line in lines)],
-            ["after", *(_cell(line["branch_share_after"], percent) for line in lines)],
+            ["skip before", *(format_known(line["skip_variance_before"]) for line in lines)],
+            ["after", *(format_known(line["skip_variance_after"]) for line in lines)],
+            ["share before", *(format_known(line["branch_share_before"], percent) for line in lines)],
+            ["after", *(format_known(line["branch_share_after"], percent) for line in lines)],
         ]
         shorten_names(columns)
         return align(columns, numbers=True)
@@ -112,10 +113,6 @@ def compare(
     return Comparison(_report(before, inputs), _report(after, inputs))
 
 
-def _cell(value: float | None, form: Callable[[float], str] = "{:.4g}".format) -> str:
-    return "" if value is None else form(value)
-
-
 def _report(side: nn.Module | ProbeReport, inputs: Inputs | None) -> ProbeReport:
     if isinstance(side, ProbeReport):
         return side
@@ -136,7 +133,7 @@ def _sentences(comparison: Comparison) -> Iterator[str]:
             continue
         growth = "" if verdict.growth.law == "unknown" else f", variance {verdict.growth.law} in depth"
         yield (
-            f"{side}: {report.model}, {plural(report.num_blocks, 'block')}, typical branch share "
+            f"{side}: {report.model}, {count_text(report.num_blocks, 'block')}, typical branch share "
             f"{percent(verdict.typical_branch_share)}{growth}."
         )
     shared = [(old, new) for old, new in comparison.blocks.values() if old is not None and new is not None]
@@ -183,9 +180,9 @@ class DepthCheck:
         columns = [
             ("depth", *(str(row.depth) for row in self.rows)),
             ("blocks", *(str(row.blocks) for row in self.rows)),
-            ("output var", *(_cell(row.output_variance) for row in self.rows)),
-            ("branch share", *(_cell(row.typical_branch_share, percent) for row in self.rows)),
-            ("gradient first/last", *(_cell(row.gradient_ratio) for row in self.rows)),
+            ("output var", *(format_known(row.output_variance) for row in self.rows)),
+            ("branch share", *(format_known(row.typical_branch_share, percent) for row in self.rows)),
+            ("gradient first/last", *(format_known(row.gradient_ratio) for row in self.rows)),
         ]
         return align([column for column in columns if any(column[1:])], numbers=True)
 
@@ -222,10 +219,10 @@ class DepthCheck:
 
     def to_json(self) -> str:
         """Rows and law as one JSON object."""
-        return json.dumps({"rows": list(self._lines()), "law": self.law}, indent=2)
+        return json.dumps({"rows": list(self._lines()), "law": self.law}, indent=2, allow_nan=False)
 
     def _lines(self) -> Iterator[dict[str, Any]]:
-        return (vars(row).copy() for row in self.rows)
+        return (without_nonfinite(vars(row)) for row in self.rows)
 
     def plot(self, path: str | Path) -> None:
         """Draw variances and shares over the blocks, a line for each depth: .png, .svg or .pdf."""
@@ -253,8 +250,8 @@ def depth_check(
     """Probe networks of several depths on the same inputs, with no layer dropped at random.
 
     Args:
-        factory: makes a network of a given depth. It is called with torch's generator at seed 0, 1, 2 and so
-            on; the generator is restored afterwards.
+        factory: makes a network of a given depth. It is called with torch's generators at seed 0, 1, 2 and so
+            on; all global generators are restored afterwards.
         depths: the arguments for it.
         inputs: as for `probe`.
         targets: if given, also run backward and compare the gradients of the first and the last block.
@@ -290,8 +287,11 @@ def _probe(
     """The mean over several networks, or the first that meets NaN or infinity."""
     reports = []
     for seed in range(networks):
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with preserve_generators():
+            # `torch.manual_seed` would also seed GPUs that are not in use yet, which cannot be undone.
+            torch.default_generator.manual_seed(seed)
+            if torch.cuda.is_initialized():
+                torch.cuda.manual_seed_all(seed)
             model = factory(depth)
         if not isinstance(model, nn.Module):
             raise ConfigError(f"factory({depth}) returned a {type(model).__name__}, not a torch.nn.Module")

@@ -7,13 +7,15 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from numbers import Integral
 from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, need, unknown_name
+from ..notation import count_text
 from .balance import row_to_dict, share_of_branch
-from .rendering import align, csv_text, history_html, percent, plural, shorten_names, wrap
+from .rendering import align, csv_text, format_known, percent, report_html, shorten_names, wrap
 
 QUANTITIES = {
     "branch_share": "branch share of output variance",
@@ -99,7 +101,7 @@ class WatchReport:
         """The measured steps."""
         return tuple(measurement.step for measurement in self.measurements)
 
-    @property
+    @cached_property
     def blocks(self) -> tuple[str, ...]:
         """The names of all measured blocks, in order of depth."""
         depths: dict[str, int] = {}
@@ -110,12 +112,9 @@ class WatchReport:
 
     def series(self, block: str, quantity: str = "branch_share") -> list[float | None]:
         """One quantity of one block, for each of `steps`; None where it was not measured."""
-        if quantity not in QUANTITIES:
-            raise unknown_name("quantity", quantity, QUANTITIES)
         if block not in self.blocks:
             raise unknown_name("block", block, self.blocks)
-        found = ({row.name: row for row in measured.rows} for measured in self.measurements)
-        return [getattr(rows[block], quantity) if block in rows else None for rows in found]
+        return series_by_block(self, quantity)[block]
 
     def table(self) -> str:
         """The first and the last measured step side by side. Empty columns are omitted."""
@@ -175,10 +174,30 @@ class WatchReport:
         return "\n".join(_sentences(self))
 
     def _repr_html_(self) -> str:
-        return history_html(self)
+        last = self.measurements[-1].rows if self.measurements else ()
+        columns = {
+            "block": [row.name for row in last],
+            "skip var": [f"{row.skip_variance:.4g}" for row in last],
+            "branch var": [f"{row.branch_variance:.4g}" for row in last],
+            "α": [format_known(row.scale, "{:.3g}".format) for row in last],
+            "update / weight": [format_known(row.update_ratio, "{:.3g}".format) for row in last],
+        }
+        step = f", step {self.steps[-1]}" if self.steps else ""
+        return report_html(f"{self.model}{step}", columns, [row.branch_share for row in last], self.summary())
 
 
 CSV_COLUMNS = ("step", *_FIELDS, "branch_share")
+
+
+def series_by_block(report: WatchReport, quantity: str) -> dict[str, list[float | None]]:
+    """`WatchReport.series` of all blocks, in one pass over the rows."""
+    if quantity not in QUANTITIES:
+        raise unknown_name("quantity", quantity, QUANTITIES)
+    found: dict[str, list[float | None]] = {block: [None] * len(report.steps) for block in report.blocks}
+    for index, measured in enumerate(report.measurements):
+        for row in measured.rows:
+            found[row.name][index] = getattr(row, quantity)
+    return found
 
 
 def _column(
@@ -189,7 +208,7 @@ def _column(
     form: Callable[[float], str] = "{:.3g}".format,
 ) -> list[str]:
     values = {row.name: getattr(row, quantity) for row in measured.rows}
-    return [title, *("" if values.get(block) is None else form(values[block]) for block in blocks)]
+    return [title, *(format_known(values.get(block), form) for block in blocks)]
 
 
 def _sentences(report: WatchReport) -> Iterator[str]:
@@ -200,9 +219,8 @@ def _sentences(report: WatchReport) -> Iterator[str]:
     first, last = report.measurements[0], report.measurements[-1]
     count = len(report.measurements)
     steps = f"step {first.step}" if count == 1 else f"steps {first.step} to {last.step}"
-    yield (
-        f"{report.model}: {plural(count, 'measurement')} of {plural(len(report.blocks), 'block')}, {steps}."
-    )
+    blocks = count_text(len(report.blocks), "block")
+    yield f"{report.model}: {count_text(count, 'measurement')} of {blocks}, {steps}."
     if any(row.gradient_norm is not None or row.update_ratio is not None for row in last.rows):
         yield f"Gradient norms and the ratio of update to weight are those of step {last.step}."
     rows = ((measured.step, row) for measured in report.measurements for row in measured.rows)

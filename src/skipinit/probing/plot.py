@@ -22,7 +22,7 @@ from matplotlib.ticker import MaxNLocator
 
 from ..errors import ConfigError
 from ..files import write_whole
-from .history import QUANTITIES
+from .history import QUANTITIES, series_by_block
 from .laws import Prediction, predict, stages
 from .rendering import shorten_all
 
@@ -188,8 +188,7 @@ def plot_history(report: WatchReport, path: Path, quantity: str, blocks: Sequenc
     if not report.blocks:
         raise ConfigError(f"{path}: nothing to plot; {report.remark or 'no step was measured'}")
     chosen = some_blocks(report) if blocks is None else list(blocks)
-    values = [report.series(block, quantity) for block in report.blocks]
-    if all(value is None for series in values for value in series):
+    if all(value is None for series in series_by_block(report, quantity).values() for value in series):
         raise ConfigError(
             f"{path}: {quantity} was measured in no block; it is one of {', '.join(QUANTITIES)}"
         )
@@ -210,7 +209,7 @@ def some_blocks(report: WatchReport) -> list[str]:
 
 def draw_heat_map(axes: Axes, report: WatchReport, quantity: str) -> None:
     """A row for each block, the first at the top, and a column for each measured step."""
-    series = [report.series(block, quantity) for block in report.blocks]
+    series = series_by_block(report, quantity).values()
     values = np.array([[math.nan if v is None else v for v in row] for row in series], dtype=float)
     values[~np.isfinite(values)] = math.nan
     norm, colors = _color_scale(values, quantity)

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from .balance import ProbeReport
-    from .history import WatchReport
+from typing import Any
 
 WIDTH = 80
 """Columns of a terminal."""
@@ -45,14 +42,14 @@ def shorten_all(names: Sequence[str], length: int) -> list[str]:
         length += 1
 
 
-def plural(count: int, noun: str) -> str:
-    """ "1 block", "2 blocks"."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
 def percent(share: float) -> str:
     """12.3 %, and small shares with two significant digits: 0.0046 %."""
     return f"{100 * share:.1f} %" if share >= 0.1 else f"{100 * share:.2g} %"
+
+
+def format_known(value: float | None, form: Callable[[float], str] = "{:.4g}".format) -> str:
+    """The value as text; nothing if it is None."""
+    return "" if value is None else form(value)
 
 
 def table_width(columns: Sequence[Sequence[str]]) -> int:
@@ -75,6 +72,14 @@ def align(columns: Sequence[Sequence[str]], numbers: bool = False) -> str:
     return "\n".join("  ".join(line).rstrip() for line in zip(*padded, strict=True))
 
 
+def without_nonfinite(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The same with None for NaN and infinity, which JSON does not have."""
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in values.items()
+    }
+
+
 def csv_text(names: Sequence[str], rows: Iterable[dict[str, Any]]) -> str:
     """A header and one line per row."""
     text = io.StringIO()
@@ -82,31 +87,6 @@ def csv_text(names: Sequence[str], rows: Iterable[dict[str, Any]]) -> str:
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()
-
-
-def report_html(report: ProbeReport) -> str:
-    """The table of a probe and its verdict."""
-    titles = ("block", "skip var", "branch var", "branch share")
-    rows = [
-        (row.name, f"{row.skip_variance:.4g}", f"{row.branch_variance:.4g}", row.branch_share)
-        for row in report.rows
-    ]
-    return _page(report.model, titles, rows, str(report.verdict))
-
-
-def history_html(report: WatchReport) -> str:
-    """The last measurement of a training, and the summary of all."""
-    titles = ("block", "skip var", "branch var", "α", "update / weight", "branch share")
-    last = report.measurements[-1].rows if report.measurements else ()
-    rows = [
-        (
-            row.name, f"{row.skip_variance:.4g}", f"{row.branch_variance:.4g}", _number(row.scale),
-            _number(row.update_ratio), row.branch_share,
-        )
-        for row in last
-    ]  # fmt: skip
-    step = f", step {report.steps[-1]}" if report.steps else ""
-    return _page(f"{report.model}{step}", titles, rows, report.summary())
 
 
 def table_html(table: str, text: str) -> str:
@@ -118,16 +98,16 @@ def _paragraphs(text: str) -> str:
     return "".join(f"<div>{escape(line)}</div>" for line in text.splitlines())
 
 
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.3g}"
-
-
-def _page(caption: str, titles: Sequence[str], rows: Sequence[tuple[str | float, ...]], text: str) -> str:
-    if not rows:
+def report_html(
+    caption: str, columns: Mapping[str, Sequence[str]], shares: Sequence[float], text: str
+) -> str:
+    """A table of columns by title, names first, with the branch shares and their bars; text below it."""
+    if not shares:
         return f"<div>{_paragraphs(text)}</div>"
+    titles = (*columns, "branch share")
     head = "".join(f'<th style="{_CELL}">{escape(title)}</th>' for title in titles)
-    cut = len(rows) - _ROWS
-    shown: list[str] = [_row(row) for row in rows]
+    shown = [_row(*row) for row in zip(shares, *columns.values(), strict=True)]
+    cut = len(shown) - _ROWS
     if cut > 0:
         middle = f'<tr><td colspan="{len(titles)}" style="text-align:center">{cut} more</td></tr>'
         shown = [*shown[: _ROWS // 2], middle, *shown[-_ROWS // 2 :]]
@@ -138,16 +118,9 @@ def _page(caption: str, titles: Sequence[str], rows: Sequence[tuple[str | float,
     return f"<div>{table}{_paragraphs(text)}</div>"
 
 
-def _row(row: Iterable[str | float]) -> str:
-    name, *cells = row
-    first = f'<td style="text-align:left;padding:1px 8px">{escape(str(name))}</td>'
-    return f"<tr>{first}{''.join(_cell(cell) for cell in cells)}</tr>"
-
-
-def _cell(value: str | float) -> str:
-    """Text, or a share with its bar."""
-    if isinstance(value, str):
-        return f'<td style="{_CELL}">{escape(value)}</td>'
-    width = round(80 * min(1.0, max(0.0, value))) if value == value else 0
+def _row(share: float, name: str, *cells: str) -> str:
+    first = f'<td style="text-align:left;padding:1px 8px">{escape(name)}</td>'
+    others = "".join(f'<td style="{_CELL}">{escape(cell)}</td>' for cell in cells)
+    width = round(80 * min(1.0, max(0.0, share))) if share == share else 0
     bar = f'<span style="{_TRACK}"><span style="{_BAR};width:{width}px"></span></span>'
-    return f'<td style="{_CELL};white-space:nowrap">{percent(value)} {bar}</td>'
+    return f'<tr>{first}{others}<td style="{_CELL};white-space:nowrap">{percent(share)} {bar}</td></tr>'
