@@ -462,6 +462,10 @@ def test_resumed_equals_uninterrupted():
     assert (second.step, second.every) == (8, 2)
     with pytest.raises(ConfigError, match="format 9; 1 is readable"):
         second.load_state_dict({"format": 9})
+    with pytest.raises(ConfigError, match="a dict without a format is no state_dict of a watch"):
+        second.load_state_dict({"model": {}})
+    with pytest.raises(ConfigError, match="a list without a format is no state_dict of a watch"):
+        second.load_state_dict([])
 
 
 def train_with(model, batches, optimizer=None):

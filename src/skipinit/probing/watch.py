@@ -151,8 +151,10 @@ class Watch:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state_dict`. It replaces the measurements and `every`."""
-        if state.get("format") != _FORMAT:
-            raise ConfigError(f"the state of a watch has format {state.get('format')}; {_FORMAT} is readable")
+        if not isinstance(state, Mapping) or "format" not in state:
+            raise ConfigError(f"a {type(state).__name__} without a format is no state_dict of a watch")
+        if state["format"] != _FORMAT:
+            raise ConfigError(f"the state of a watch has format {state['format']}; {_FORMAT} is readable")
         self._abandon_trace()
         self._snapshot, self._updated = None, False
         self.step, self.every = int(state["step"]), int(state["every"])
