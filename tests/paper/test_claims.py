@@ -10,9 +10,8 @@ from dataclasses import replace
 import pytest
 
 from skipinit.paper.claims import CLAIMS, about_batches, about_depth
-from skipinit.paper.claims.claim import Claim, Finding, all_of, decided, missing
-from skipinit.paper.exhibits import EXHIBITS
-from skipinit.paper.measurements import BestRate, MeasurementSet, Place
+from skipinit.paper.claims.claim import Claim, Finding, MeasurementSet, all_of, decided, missing
+from skipinit.paper.exhibits import EXHIBITS, BestRate, Place
 from support.measurement_sets import as_the_paper_says, contradicting_sets, published, result, rows_by_theory
 from support.paper_source import PAPER, needs_paper
 

@@ -10,8 +10,7 @@ import pytest
 from skipinit.errors import ConfigError
 from skipinit.nets.architectures import find_architecture
 from skipinit.nets.schemes import resolve
-from skipinit.paper.exhibits import EXHIBITS, METHODS, RATE_GRID, Exhibit, find_exhibits
-from skipinit.paper.measurements import BestRate, Result
+from skipinit.paper.exhibits import EXHIBITS, METHODS, RATE_GRID, BestRate, Exhibit, Result, find_exhibits
 from skipinit.sweeping.summary import Run, Trim, summarize
 from support.paper_source import PAPER, needs_paper
 

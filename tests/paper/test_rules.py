@@ -6,7 +6,17 @@ import dataclasses
 
 import pytest
 
-from skipinit.paper.claims.claim import Rule, all_of, below, decided, equals, follows, missing, proportional
+from skipinit.paper.claims.claim import (
+    MeasurementSet,
+    Rule,
+    all_of,
+    below,
+    decided,
+    equals,
+    follows,
+    missing,
+    proportional,
+)
 from skipinit.paper.claims.points import Span, fails, leads, similar_losses, similar_rates, trains
 from skipinit.paper.claims.series import (
     FLAT_THEN_FALLING,
@@ -19,7 +29,7 @@ from skipinit.paper.claims.series import (
     peaks,
     proportional_rate,
 )
-from skipinit.paper.measurements import BestRate, MeasurementSet, Place, Result
+from skipinit.paper.exhibits import BestRate, Place, Result
 from support.measurement_sets import result
 
 FIGURE = "figure3"

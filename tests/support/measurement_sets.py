@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from skipinit.paper.exhibits import EXHIBITS, METHODS
-from skipinit.paper.measurements import BestRate, MeasurementSet, Place, Result
+from skipinit.paper.claims.claim import MeasurementSet
+from skipinit.paper.exhibits import EXHIBITS, METHODS, BestRate, Place, Result
 from skipinit.sweeping.summary import Metric
 
 

@@ -22,8 +22,7 @@ from ..sweeping.results import CellResult, cells
 from ..sweeping.summary import Metric, Trim
 from ..training.protocol import make_train_config
 from ..training.records import Trial
-from .exhibits import METHODS, RATE_GRID, Exhibit, Method
-from .measurements import Place, Result
+from .exhibits import METHODS, RATE_GRID, Exhibit, Method, Place, Result
 from .presets import FEWEST_EPOCHS, Effort, Preset
 
 DAMPENING = 0.9

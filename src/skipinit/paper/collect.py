@@ -22,9 +22,8 @@ from ..sweeping.store import FILE, open_store
 from ..training.records import EpochRecord, Trial
 from .cells import ExhibitCell, plan_cells, shared_config
 from .claims import CLAIMS
-from .claims.claim import Claim, ClaimState
-from .exhibits import EXHIBITS
-from .measurements import MeasurementSet, Place, Result
+from .claims.claim import Claim, ClaimState, MeasurementSet
+from .exhibits import EXHIBITS, Place, Result
 from .presets import FEWEST_EPOCHS, PRECISIONS, PRESETS, Preset
 
 INITIALIZATION = "initialization"

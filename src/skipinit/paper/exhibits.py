@@ -1,19 +1,20 @@
-"""The paper's tables and figures: the methods they compare, what is trained for them, and the numbers of
-Tables 1 to 7, read from `exhibits.toml`.
+"""The paper's tables and figures: the methods they compare, what is trained for them, what a cell holds, and
+the numbers of Tables 1 to 7, read from `exhibits.toml`.
 """
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from ..config import ModelConfig
 from ..errors import ConfigError, unknown_name
-from ..sweeping.summary import Metric
-from .measurements import BestRate, Result
+from ..notation import rate_text, rates_text
+from ..sweeping.summary import Cell, Metric
 
 RATE_GRID = tuple(2.0**exponent for exponent in range(-10, 3))
 """The rates that a failed cell failed at (caption of Table 1)."""
@@ -63,6 +64,88 @@ _METHODS = (
 )  # fmt: skip
 
 METHODS = {method.name: method for method in _METHODS}
+
+
+class Place(NamedTuple):
+    """Where a result stands: in which table or figure, under which method, at which depth or batch size."""
+
+    exhibit: str
+    method: str
+    at: int
+    metric: Metric = "test_accuracy"
+
+
+@dataclass(frozen=True)
+class BestRate:
+    """The rate that served a cell best, and its error bar."""
+
+    lr: float
+    low: float
+    high: float
+    at_edge: bool = False
+    """Whether it is an end of its grid: the optimum may lie outside."""
+
+    def __str__(self) -> str:
+        return rate_text(self.lr)
+
+
+@dataclass(frozen=True)
+class Result:
+    """One cell at its best rate."""
+
+    metric: Metric
+    value: float | None
+    """None: failed, at chance at every rate tried."""
+    spread: float | None = None
+    rate: BestRate | None = None
+    """None where the cell failed or the paper does not say."""
+    tried: tuple[float, ...] = ()
+    trained: tuple[float, ...] = ()
+    """Of the rates tried, those that left chance behind."""
+    reservation: str = ""
+    """Why it only says who trains and who fails, not how well or at which rate best; empty where it does."""
+    top5: float | None = None
+    """Top-5 accuracy, which the paper prints beside the top-1 accuracy of ImageNet."""
+
+    @property
+    def failed(self) -> bool:
+        """The paper's dash."""
+        return self.value is None
+
+    @property
+    def score(self) -> float:
+        """Larger is better: the accuracy, or minus the loss; nothing is worse than a failure."""
+        if self.value is None:
+            return -math.inf
+        return self.value if self.metric == "test_accuracy" else -self.value
+
+    def __str__(self) -> str:
+        if self.value is None:
+            return f"failed at {rates_text(self.tried)}"
+        digits = decimals(self.metric)
+        spread = "" if self.spread is None else f" ± {self.spread:.{digits}f}"
+        return f"{self.value:.{digits}f}{spread}"
+
+    @classmethod
+    def of_cell(cls, cell: Cell, unfinished: int = 0, reservation: str = "") -> Result | None:
+        """The result of a sweep's cell; None where it has none yet, `unfinished` trials being still to come.
+
+        While trials are unfinished, a cell that is at chance so far has not failed.
+        """
+        tried = tuple(rate.lr for rate in cell.rates)
+        if cell.best is None:
+            failed = cell.failed and not unfinished
+            return cls(cell.metric, None, tried=tried, reservation=reservation) if failed else None
+        assert cell.lr_low is not None, "a best rate has an error bar"
+        assert cell.lr_high is not None, "a best rate has an error bar"
+        rate = BestRate(cell.best.lr, cell.lr_low, cell.lr_high, cell.edge is not None)
+        trained = tuple(rate.lr for rate in cell.rates if not rate.at_chance)
+        return cls(cell.metric, cell.best.mean, cell.best.std, rate, tried, trained, reservation)
+
+
+def decimals(metric: Metric) -> int:
+    """Decimals that the paper prints; a spread of zero means less than half of the last one."""
+    return 1 if metric == "test_accuracy" else 3
 
 
 Curve = Literal["value", "rate"]

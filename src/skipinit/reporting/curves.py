@@ -19,8 +19,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from ..paper.cells import ExhibitCell
 from ..paper.collect import Probed
-from ..paper.exhibits import Curve, Exhibit
-from ..paper.measurements import Result
+from ..paper.exhibits import Curve, Exhibit, Result
 from ..probing.history import QUANTITIES, WatchReport
 from ..probing.plot import COLORS, MARKERS, draw_heat_map
 from ..sweeping.summary import Metric

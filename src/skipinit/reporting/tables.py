@@ -12,8 +12,7 @@ from typing import Literal
 
 from ..notation import rate_text
 from ..paper.cells import ExhibitCell
-from ..paper.exhibits import METHODS, Exhibit
-from ..paper.measurements import Result, decimals
+from ..paper.exhibits import METHODS, Exhibit, Result, decimals
 from ..sweeping.summary import Metric
 
 Agreement = Literal["agrees", "differs", "open"]

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import fmean, linear_regression
 from typing import Literal
 
-from ..measurements import MeasurementSet
+from ...sweeping.summary import Metric
+from ..exhibits import Place, Result
 
 ClaimState = Literal["does not hold", "holds", "not measured yet"]
 
@@ -56,6 +57,26 @@ def by_place(sayings: Iterable[tuple[str, str]]) -> str:
     for where, words in sayings:
         said[where][words] = None
     return "; ".join((f"{where}: " if where else "") + "; ".join(words) for where, words in said.items())
+
+
+BlockRows = Sequence[Mapping[str, float | None]]
+"""One row per residual block of a network at initialization, with the names of the probe's columns."""
+
+
+@dataclass(frozen=True)
+class MeasurementSet:
+    """What a claim is checked against: results of training, and networks at initialization by figure."""
+
+    results: Mapping[Place, Result] = field(default_factory=dict)
+    rows: Mapping[str, BlockRows] = field(default_factory=dict)
+
+    def series(self, exhibit: str, method: str, metric: Metric) -> dict[int, Result]:
+        """The results of one method by depth or batch size, smallest first."""
+        wanted = exhibit, method, metric
+        found = {
+            p.at: result for p, result in self.results.items() if (p.exhibit, p.method, p.metric) == wanted
+        }
+        return dict(sorted(found.items()))
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...sweeping.summary import Metric
-from ..exhibits import EXHIBITS
-from ..measurements import BestRate, MeasurementSet, Result
-from .claim import Finding, Rule, decided, missing
+from ..exhibits import EXHIBITS, BestRate, Result
+from .claim import Finding, MeasurementSet, Rule, decided, missing
 
 FEWEST_RATES = 3
 """A cell counts as failed only when this many rates were tried: any network fails at one absurd rate."""

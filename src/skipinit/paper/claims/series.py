@@ -11,9 +11,8 @@ from typing import Literal, NamedTuple
 
 from ...notation import rate_text
 from ...sweeping.summary import Metric
-from ..exhibits import EXHIBITS
-from ..measurements import MeasurementSet, Result
-from .claim import Finding, Rule, decided, missing
+from ..exhibits import EXHIBITS, Result
+from .claim import Finding, MeasurementSet, Rule, decided, missing
 from .points import SIMILAR, At, Span, best_rates, located, needs, rates_agree, still_open
 
 SAME = 0.5
