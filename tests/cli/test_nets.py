@@ -15,8 +15,7 @@ import pytest
 from skipinit import ModelConfig, __version__, list_models, list_schemes
 from skipinit.cli import main
 from skipinit.cli.app import _COMMANDS
-from skipinit.cli.flags import NetworkFlags
-from skipinit.cli.sweep import AxisFlags
+from skipinit.cli.flags import AxisFlags, NetworkFlags
 from skipinit.sweeping.grid import AXES
 
 Printed = pytest.CaptureFixture[str]

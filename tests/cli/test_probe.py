@@ -103,6 +103,15 @@ def test_model_in_the_current_folder(capsys, tmp_path, monkeypatch):
     assert "module 'my_broken_module' does not import: ModuleNotFound" in capsys.readouterr().err
 
 
+def test_a_module_may_be_named_like_a_figure(tmp_path, monkeypatch):
+    (tmp_path / "figure_skating.py").write_text(
+        "from support.probe_models import LoopNet\nmodel = LoopNet()\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    assert run("figure_skating:model", "--input", "8x6", "--check") == 0
+
+
 @pytest.mark.parametrize("form", [[], ["--json"], ["--csv"]])
 def test_model_without_residual_adds_prints_an_empty_report_and_fails(capsys, tmp_path, form):
     picture = tmp_path / "balance.svg"

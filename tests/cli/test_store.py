@@ -16,9 +16,11 @@ import pytest
 import tyro
 from tyro.extras import SubcommandApp
 
+from skipinit.cli import main
 from skipinit.cli import store as commands
 from skipinit.errors import ConfigError, DataError
 from skipinit.provenance import Provenance
+from skipinit.sweeping.engine import Outcome
 from skipinit.sweeping.grid import expand
 from skipinit.sweeping.store import open_writer
 from skipinit.training.protocol import identity
@@ -127,6 +129,49 @@ def test_results_as_csv(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None
         ("skipinit", "False"),
         ("none", "True"),
     ]
+
+
+def test_results_have_one_form(sweep: Path) -> None:
+    with pytest.raises(ConfigError, match="--json and --csv exclude each other; give one"):
+        command("results", str(sweep), "--json", "--csv")
+
+
+@pytest.mark.parametrize(
+    ("outcome", "code", "resumes"),
+    [
+        (Outcome(results=8, failures=9, left=0), 3, False),
+        (Outcome(results=0, failures=9, left=8), 3, True),
+        (Outcome(results=0, failures=9, left=8, interrupted=True), 130, True),
+    ],
+)
+@pytest.mark.parametrize(
+    ("words", "trains"),
+    [
+        ("reproduce table1", "skipinit.paper.reproduce.reproduce"),
+        ("sweep wrn16_2 --data digits --lr 1", "skipinit.sweeping.engine.run_sweep"),
+    ],
+)
+def test_what_trains_many_says_why_trials_failed(
+    words: str,
+    trains: str,
+    outcome: Outcome,
+    code: int,
+    resumes: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A sweep that is resumed has failed trials, too."""
+    with open_writer(tmp_path) as writer:
+        writer.add(GRID.trials)
+        for config in GRID.trials[:9]:
+            writer.start(identity(config), HERE, 10)
+            writer.fail(identity(config), "out of memory", "Traceback", seconds=1.0)
+    monkeypatch.setattr(trains, lambda *_, **__: outcome)
+    assert main([*words.split(), "--out", str(tmp_path)]) == code
+    printed = capsys.readouterr()
+    assert printed.out.splitlines() == [f"{outcome}; in {tmp_path}", "9 failed: out of memory"]
+    assert ("run the same command again to resume" in printed.err) == resumes
 
 
 def test_results_as_text(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:

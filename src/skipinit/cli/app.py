@@ -8,7 +8,7 @@ import tyro
 from tyro.extras import SubcommandApp
 
 from ..errors import need
-from . import convert, demo, nets, probe, reproduce, store, sweep, train
+from . import convert, demo, nets, probe, reproduce, store, train
 
 _DESCRIPTION = "Build, probe, convert and train residual networks with or without batch norm."
 
@@ -22,7 +22,7 @@ _COMMANDS = (
     train.train,
     train.evaluate,
     train.export,
-    sweep.sweep,
+    train.sweep,
     store.status,
     store.results,
     reproduce.reproduce,

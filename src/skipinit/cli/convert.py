@@ -26,8 +26,8 @@ def convert(
     no_biases: Flag = False,
     dropout: float = 0.2,
     tokens: Count = None,
-    exclude: Annotated[tuple[str, ...], given("NAME")] = (),
-    only: Annotated[tuple[str, ...], given("NAME")] = (),
+    exclude: Annotated[tuple[str, ...], given("NAME [NAME ...]")] = (),
+    only: Annotated[tuple[str, ...], given("NAME [NAME ...]")] = (),
     strict: Flag = False,
     seed: int = 0,
     force: Flag = False,
@@ -64,6 +64,8 @@ def convert(
     """
     if biases and no_biases:
         raise ConfigError("--biases and --no-biases exclude each other; give one")
+    if tokens is not None and tokens < 1:
+        raise ConfigError(f"--tokens {tokens} is not allowed; it must be 1 or more")
     with_biases = biases if biases or no_biases else None
     make_plan(scheme, keep_function, alpha, with_biases, dropout, seed)
     shape = read_shape(input)
@@ -80,8 +82,6 @@ def convert(
     from ..files import write_whole
     from ..nets.create import weights_of
 
-    if tokens is not None and tokens < 1:
-        raise ConfigError(f"--tokens {tokens} is not allowed; it must be 1 or more")
     ids = torch.Generator().manual_seed(seed)
     torch.manual_seed(seed)
     conversion = remove_norms(

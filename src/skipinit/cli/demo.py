@@ -30,7 +30,7 @@ _NEXT = """What to try next:
 
 
 def demo(seed: int = 0, out: Path = Path("demo")) -> int:
-    """Train networks of up to 1000 layers, and compare which fail with the paper.
+    """Train networks of up to 1000 layers, and compare with the paper which fail.
 
     Takes minutes on a CPU, with handwritten digits as data.
     - Trains networks of 16, 100 and 1000 layers with batch norm, with SkipInit, and

@@ -19,9 +19,16 @@ def given(metavar: str, help: str | None = None) -> Any:
 
 
 Json = Annotated[bool, tyro.conf.arg(name="json", help="Print JSON.", help_behavior_hint="")]
+Csv = Annotated[bool, tyro.conf.arg(name="csv", help_behavior_hint="")]
 Model = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
 Count = Annotated[int | None, given("INT")]
 Flag = Annotated[bool, tyro.conf.arg(help_behavior_hint="")]
+
+
+def refuse_both(as_json: bool, as_csv: bool) -> None:
+    """Raise if both forms of output were asked for."""
+    if as_json and as_csv:
+        raise ConfigError("--json and --csv exclude each other; give one")
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from ..errors import ConfigError, need, unknown_name
 from ..nets.architectures import THEORY_NETWORKS, find_architecture
 from ..nets.own import is_own, load_model
 from ..notation import check_seed, read_shape
-from .flags import Count, Flag, Json, Model, NetworkFlags, given
+from .flags import Count, Csv, Flag, Json, Model, NetworkFlags, given, refuse_both
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -76,7 +76,7 @@ def probe(
     plot: Annotated[Path | None, given("PATH")] = None,
     all: Flag = False,
     json_: Json = False,
-    csv_: Annotated[bool, tyro.conf.arg(name="csv", help="Print CSV.", help_behavior_hint="")] = False,
+    csv_: Csv = False,
 ) -> int:
     """Measure skip and branch of each residual block; say if the network can train.
 
@@ -102,11 +102,11 @@ def probe(
         check: Exit with code 1 if NaN or infinity appears, or if the variance grows exponentially with depth.
         plot: Write a plot to this .png, .svg or .pdf file; a figure is written as .png and .svg.
         all: Show all blocks and columns, not only the summary of a long network.
+        csv_: Print CSV.
     """
     check_seed("--seed", seed)
-    figure = model.startswith("figure")
-    if json_ and csv_:
-        raise ConfigError("--json and --csv exclude each other; give one")
+    figure = model.startswith("figure") and not is_own(model)
+    refuse_both(json_, csv_)
     if networks is not None and not figure:
         raise ConfigError("--networks belongs to the figures; other models are probed once")
     if check and figure:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
 import textwrap
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 from rich.console import Console
@@ -17,11 +16,14 @@ from ..config import Precision
 from ..notation import duration_text, read_seconds
 from ..paper.exhibits import EXHIBITS, METHODS
 from ..paper.presets import PRESETS
-from . import FAILED_TRIALS, INTERRUPTED
 from .flags import Count, Flag, Json, given
+from .store import exit_code, print_outcome
 
-Names = Annotated[tuple[str, ...], tyro.conf.Positional, given("TABLE|FIGURE")]
-Folders = Annotated[tuple[Path, ...], tyro.conf.Positional, given("FOLDER")]
+if TYPE_CHECKING:
+    from ..paper.collect import JudgedClaim
+
+Names = Annotated[tuple[str, ...], tyro.conf.Positional, given("NAME [NAME ...]")]
+Folders = Annotated[tuple[Path, ...], tyro.conf.Positional, given("FOLDER [FOLDER ...]")]
 
 _DAY = 24 * 60 * 60
 
@@ -31,8 +33,8 @@ def reproduce(
     preset: str = "quick",
     out: Path = Path("results"),
     list_: Annotated[bool, tyro.conf.arg(name="list", help_behavior_hint="")] = False,
-    methods: Annotated[tuple[str, ...], given("METHOD")] = (),
-    at: Annotated[tuple[int, ...], given("INT")] = (),
+    methods: Annotated[tuple[str, ...], given("METHOD [METHOD ...]")] = (),
+    at: Annotated[tuple[int, ...], given("INT [INT ...]")] = (),
     seeds: Count = None,
     around_best: Flag = False,
     precision: Annotated[Precision | None, given("{float32,tf32,bfloat16}")] = None,
@@ -47,7 +49,7 @@ def reproduce(
     - `skipinit report` makes a page of the folder.
 
     Args:
-        names: Tables and figures to measure, or all.
+        names: Tables and figures to measure, such as table1 figure2, or all.
         preset: smoke, demo, quick, brief, reduced or paper; --list shows how long each takes.
         out: Folder for the results; several presets may share it.
         list_: Train nothing; list tables, figures, presets, methods and the estimated times.
@@ -77,17 +79,12 @@ def reproduce(
         time_limit=None if time_limit is None else read_seconds(time_limit),
     )
     if outcome.trials:
-        print(f"{outcome}; in {out}")
+        print_outcome(outcome, out)
     else:
         print(f"networks at initialization were measured; in {out}")
-    if outcome.left:
-        print("run the same command again to resume", file=sys.stderr)
-        return INTERRUPTED if outcome.interrupted else 0
-    if outcome.failures:
-        print(f"`skipinit results {out} --rows trials --json` says why trials failed", file=sys.stderr)
-        return FAILED_TRIALS
-    print(f"`skipinit report {out}` makes the page")
-    return 0
+    if not outcome.left and not outcome.failures:
+        print(f"`skipinit report {out}` makes the page")
+    return exit_code(outcome)
 
 
 def claims(folders: Folders = (), json_: Json = False) -> None:
@@ -110,14 +107,23 @@ def claims(folders: Folders = (), json_: Json = False) -> None:
         for each in found:
             statement = f"{each.statement} (section {each.section})"
             console.print(_indented(statement, 2, console.width), markup=False)
-            evidence = [f"{label}: {one.state}. {one.words}" for label, one in each.evidence.items()]
-            for text in reversed(evidence or [f"needs {each.needs}"]):
+            for text in _evidence(each) or [f"needs {each.needs}"]:
                 console.print(_indented(text, 4, console.width), style="dim", markup=False)
 
 
+def _evidence(judged: JudgedClaim) -> list[str]:
+    """What each set of measurements says, the one that decides first."""
+    note = " (less faithful, does not decide)"
+    return [
+        f"{label}{note if number else ''}: {found.state}. {found.words}"
+        for number, (label, found) in enumerate([*judged.evidence.items()][::-1])
+    ]
+
+
 def _indented(text: str, indent: int, width: int) -> str:
-    space = " " * indent
-    return textwrap.fill(text, width, initial_indent=space, subsequent_indent=space, break_long_words=False)
+    """The text in lines of that width, names such as `regularized-skipinit` whole."""
+    whole = textwrap.TextWrapper(width - indent, break_long_words=False, break_on_hyphens=False)
+    return textwrap.indent(whole.fill(text), " " * indent)
 
 
 def _print_list(device: str) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 from rich.console import Console
@@ -29,7 +29,11 @@ from ..sweeping.grid import AXES
 from ..sweeping.results import Progress, Row, cell_row, cells, progress, trial_row, varying
 from ..sweeping.store import open_store, open_writer
 from ..sweeping.summary import Trim
-from .flags import Count, Flag, Json, given
+from . import FAILED_TRIALS, INTERRUPTED
+from .flags import Count, Csv, Flag, Json, given, refuse_both
+
+if TYPE_CHECKING:
+    from ..sweeping.engine import Outcome
 
 Folder = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
 Folders = Annotated[tuple[Path, ...], tyro.conf.Positional, given("FROM [FROM ...]")]
@@ -66,7 +70,7 @@ def status(folder: Folder, json_: Json = False) -> None:
 def results(
     folder: Folder,
     json_: Json = False,
-    csv_: Annotated[bool, tyro.conf.arg(name="csv", help_behavior_hint="")] = False,
+    csv_: Csv = False,
     rows: Rows = None,
     best: Count = None,
     of: Count = None,
@@ -83,6 +87,7 @@ def results(
         best: Average the best BEST of OF runs; if not given, 5 of 7 or 12 of 15, as in the paper.
         of: Use only this many runs of each rate, lowest seeds first.
     """
+    refuse_both(json_, csv_)
     trim = Trim.asked(best, of)
     with open_store(folder) as store:
         trials, failures = store.trials(), store.failure_reasons()
@@ -100,11 +105,28 @@ def results(
             _print_trials(by_trial)
         if rows != "trials":
             _print_cells(by_cell)
-        for line in failure_lines(failures):
+        for line in _failure_lines(failures):
             print(line)
 
 
-def failure_lines(failures: Mapping[str, int]) -> list[str]:
+def print_outcome(outcome: Outcome, out: Path) -> None:
+    """How many trials a sweep has trained, and why trials failed."""
+    print(f"{outcome}; in {out}")
+    if outcome.failures:
+        with open_store(out) as store:
+            print(*_failure_lines(store.failure_reasons()), sep="\n")
+    if outcome.left:
+        print("run the same command again to resume", file=sys.stderr)
+
+
+def exit_code(outcome: Outcome) -> int:
+    """The exit code of a command that trained a sweep."""
+    if outcome.interrupted:
+        return INTERRUPTED
+    return FAILED_TRIALS if outcome.failures else 0
+
+
+def _failure_lines(failures: Mapping[str, int]) -> list[str]:
     """Why trials failed, one line per reason."""
     lines = [f"{count} failed: {printable(reason)}" for reason, count in failures.items()]
     more = len(lines) - _REASONS_SHOWN
@@ -183,7 +205,7 @@ def _progress_view(seen: Progress) -> Text:
         f"{count_text(seen.trials, 'trial')}: {counts or 'none'}",
         f"{seen.epochs_done:,} of {count_text(seen.epochs_total, 'epoch')} ({share:.0%}){left}",
         f"written by {seen.writer}" if seen.writer else "nobody is writing",
-        *failure_lines(seen.failures),
+        *_failure_lines(seen.failures),
     ]
     header, rows = ["model", "scheme", "lr", "seed", "epoch", "test accuracy"], []
     for trial in seen.running[:_ROWS_SHOWN]:
