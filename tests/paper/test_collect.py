@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import skipinit
+from skipinit.cli import main
 from skipinit.config import ModelConfig, TrainConfig
 from skipinit.errors import ConfigError, DataError
 from skipinit.paper import cells
@@ -70,6 +71,24 @@ def test_precisions_are_kept_apart_and_the_higher_one_decides() -> None:
         "paper": "holds",
     }
     assert found.state == "holds"
+
+
+def test_the_command_says_which_measurements_decide(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Shallow networks alone: as published in full, and all alike in a reduced training."""
+    names = ("table1", "table5")
+    alike = trials("reduced", lambda _: (50.0, 0.5), names=names)
+    write_store(tmp_path, (each for made in (trials("paper", names=names), alike) for each in shallow(made)))
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["claims", str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    assert not [line for line in text.splitlines() if line.endswith("-")], "names are not broken"
+    _, found = " ".join(text.split()).split("makes shallow networks more accurate, too. (section 7) ")
+    assert found.startswith("paper: holds. Table 1: ")
+    assert (
+        "reduced (less faithful, does not decide): does not hold. With 40 of 200 epochs. Table 1: " in found
+    )
 
 
 def test_reads_folders_and_exported_files(tmp_path: Path) -> None:

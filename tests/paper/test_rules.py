@@ -20,6 +20,7 @@ from skipinit.paper.claims.claim import (
 from skipinit.paper.claims.points import Span, fails, leads, similar_losses, similar_rates, trains
 from skipinit.paper.claims.series import (
     FLAT_THEN_FALLING,
+    LOSS_FALLING,
     NEVER_RISING,
     constant_rate,
     far_from_unstable,
@@ -74,6 +75,24 @@ def test_a_lead_in_loss_is_a_lower_loss() -> None:
     rule = leads(FIGURE, "skipinit", "batchnorm", (64,), metric="train_loss")
     assert state(rule, ("skipinit", {64: low}), ("batchnorm", {64: high})) == "holds"
     assert state(rule, ("skipinit", {64: high}), ("batchnorm", {64: low})) == "does not hold"
+
+
+def test_numbers_that_differ_read_differently() -> None:
+    """The paper prints accuracies with one decimal and losses with three; a closer race needs more."""
+    accuracies = result("test_accuracy", 94.53), result("test_accuracy", 94.47)
+    losses = result("train_loss", 0.00341), result("train_loss", 0.00262)
+    for (one, other), words in (
+        (accuracies, "94.53 ± 0.10 against none 94.47 ± 0.10"),
+        (losses, "0.0034 ± 0.1000 against none 0.0026 ± 0.1000"),
+    ):
+        rule = leads(FIGURE, "skipinit", "none", (64,), metric=one.metric)
+        places = {Place(FIGURE, name, 64, one.metric): r for name, r in (("skipinit", one), ("none", other))}
+        assert words in all_of(rule.judge(MeasurementSet(places))).words
+    falling = has_shape("figure4", "batchnorm", (2, 4), LOSS_FALLING)
+    places = {
+        Place("figure4", "batchnorm", at, "train_loss"): r for at, r in zip((2, 4), losses, strict=True)
+    }
+    assert "0.0034 ± 0.1000 at 2, 0.0026 ± 0.1000 at 4" in all_of(falling.judge(MeasurementSet(places))).words
 
 
 @pytest.mark.parametrize(("smaller", "expected"), [(0.5, "holds"), (0.49, "does not hold")])

@@ -120,9 +120,12 @@ class Result:
         return self.value if self.metric == "test_accuracy" else -self.value
 
     def __str__(self) -> str:
+        return self.text(decimals(self.metric))
+
+    def text(self, digits: int) -> str:
+        """The value with so many decimals, and its spread; or the rates it failed at."""
         if self.value is None:
             return f"failed at {rates_text(self.tried)}"
-        digits = decimals(self.metric)
         spread = "" if self.spread is None else f" ± {self.spread:.{digits}f}"
         return f"{self.value:.{digits}f}{spread}"
 
@@ -141,6 +144,18 @@ class Result:
         rate = BestRate(cell.best.lr, cell.lr_low, cell.lr_high, cell.edge is not None)
         trained = tuple(rate.lr for rate in cell.rates if not rate.at_chance)
         return cls(cell.metric, cell.best.mean, cell.best.std, rate, tried, trained, reservation)
+
+
+def told_apart(results: Iterable[Result]) -> list[str]:
+    """Results of one metric in words, with as many decimals as different values need to read differently."""
+    found = list(results)
+    values = {each.value for each in found if each.value is not None}
+    first = decimals(found[0].metric)
+    enough = (
+        n for n in range(first, first + 3) if len({f"{value:.{n}f}" for value in values}) == len(values)
+    )
+    digits = next(enough, first + 3)
+    return [each.text(digits) for each in found]
 
 
 def decimals(metric: Metric) -> int:

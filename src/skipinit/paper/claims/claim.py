@@ -34,9 +34,9 @@ def decided(holds: bool, words: str) -> Finding:
     return Finding("holds" if holds else "does not hold", words)
 
 
-def missing(what: str) -> Finding:
-    """The finding about something that is still to be measured."""
-    return Finding("not measured yet", f"missing: {what}")
+def missing(*what: str) -> Finding:
+    """The finding about something that is still to be measured, from the general to the particular."""
+    return Finding("not measured yet", ": ".join(("missing", *what)))
 
 
 def all_of(findings: Iterable[Finding]) -> Finding:
@@ -85,8 +85,8 @@ class Rule:
 
     exhibit: str
     """The table, figure or probe it reads."""
-    needs: str
-    """What of it must be measured."""
+    needs: tuple[str, str]
+    """What must be measured: the table or figure, and what of it."""
     criterion: str
     """The condition, with our reading of words like `similar`."""
     judge: Callable[[MeasurementSet], Sequence[Finding]]
@@ -113,7 +113,7 @@ class Claim:
     @property
     def needs(self) -> str:
         """What must be measured to decide it."""
-        return "; ".join(dict.fromkeys(rule.needs for rule in self.rules))
+        return by_place(rule.needs for rule in self.rules)
 
     @property
     def criterion(self) -> str:
@@ -147,12 +147,12 @@ def _over_rows(
     fewest: int = FEWEST_BLOCKS,
 ) -> Rule:
     """`decide` gets the depths and the columns."""
-    needs = f"{figure}: {', '.join(columns)} in {fewest} row{'s' * (fewest > 1)} or more"
+    needs = figure, f"{', '.join(columns)} in {fewest} row{'s' * (fewest > 1)} or more"
 
     def judge(measurements: MeasurementSet) -> list[Finding]:
         rows, names = measurements.rows.get(figure, ()), ("depth", *columns)
         if len(rows) < fewest or any(row.get(name) is None for row in rows for name in names):
-            return [missing(needs)]
+            return [missing(*needs)]
         return [decide(*([row[name] for row in rows] for name in names))]
 
     return Rule(figure, needs, criterion, judge)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...sweeping.summary import Metric
-from ..exhibits import EXHIBITS, BestRate, Result
+from ..exhibits import EXHIBITS, BestRate, Result, told_apart
 from .claim import Finding, MeasurementSet, Rule, decided, missing
 
 FEWEST_RATES = 3
@@ -39,11 +39,11 @@ class Span:
 At = tuple[int, ...] | Span
 
 
-def needs(exhibit: str, methods: tuple[str, ...], at: At, metric: Metric) -> str:
-    """What a rule reads, in words."""
+def needs(exhibit: str, methods: tuple[str, ...], at: At, metric: Metric) -> tuple[str, str]:
+    """What a rule reads, in words: the table or figure, and what of it."""
     facts = EXHIBITS[exhibit]
     where = str(at) if isinstance(at, Span) else f"{facts.axis_name} {', '.join(map(str, at))}"
-    return f"{facts.panel(metric)}: {', '.join(methods)} at {where}"
+    return facts.panel(metric), f"{', '.join(methods)} at {where}"
 
 
 def located(exhibit: str, at: At, metric: Metric) -> str:
@@ -94,12 +94,12 @@ def _at_each(
             for point in points
         ]
         if isinstance(at, Span) and len(points) < at.fewest:
-            findings.append(missing(needs(exhibit, methods, at, read)))
+            findings.append(missing(*needs(exhibit, methods, at, read)))
         return findings
 
     def judge_at(point: int, results: Mapping[str, Result]) -> Finding:
         if absent := tuple(method for method in methods if method not in results):
-            return missing(needs(exhibit, absent, (point,), read))
+            return missing(*needs(exhibit, absent, (point,), read))
         found = still_open(results, how_well) or compare(*results.values())
         words = f"{found.words} at {EXHIBITS[exhibit].axis_name} {point}"
         reservations = dict.fromkeys(each.reservation for each in results.values() if each.reservation)
@@ -143,11 +143,16 @@ def leads(
         # Rounded, because 75.0 - 74.5 must not miss a bound of 0.5 by the last bit; two failures lead by NaN.
         lead = round(one.score - other.score, 9)
         within = lead > over and (up_to is None or lead <= up_to)
-        return decided(within, f"{first} {one} against {second} {other}")
+        return decided(within, _against(first, one, second, other))
 
     of_loss = (metric or EXHIBITS[exhibit].metrics[0]) == "train_loss"
     criterion = _lead_text(first, second, over, up_to, "lower loss" if of_loss else "higher accuracy")
     return _at_each(exhibit, (first, second), at, criterion, compare, metric)
+
+
+def _against(first: str, one: Result, second: str, other: Result) -> str:
+    mine, others = told_apart((one, other))
+    return f"{first} {mine} against {second} {others}"
 
 
 def _lead_text(first: str, second: str, over: float, up_to: float | None, better: str) -> str:
@@ -164,7 +169,7 @@ def similar_losses(exhibit: str, first: str, second: str, at: At) -> Rule:
 
     def compare(one: Result, other: Result) -> Finding:
         worst, best = sorted((one.score, other.score))
-        return decided(worst >= SIMILAR * best > -math.inf, f"{first} {one} against {second} {other}")
+        return decided(worst >= SIMILAR * best > -math.inf, _against(first, one, second, other))
 
     criterion = f"of the losses of {first} and {second} the larger is at most {SIMILAR:g} times the smaller"
     return _at_each(exhibit, (first, second), at, criterion, compare)

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 from ...notation import rate_text
 from ...sweeping.summary import Metric
-from ..exhibits import EXHIBITS, Result
+from ..exhibits import EXHIBITS, Result, told_apart
 from .claim import Finding, MeasurementSet, Rule, decided, missing
 from .points import SIMILAR, At, Span, best_rates, located, needs, rates_agree, still_open
 
@@ -44,7 +44,7 @@ def _along(
             measured = measurements.series(exhibit, method, read)
             series = {point: result for point, result in measured.items() if point in at}
             if len(series) < (at.fewest if isinstance(at, Span) else len(at)):
-                return [missing(needs(exhibit, (method,), at, read))]
+                return [missing(*needs(exhibit, (method,), at, read))]
             if found := still_open({f"{method} at {point}": each for point, each in series.items()}):
                 return [found]
             cut.append(series)
@@ -54,7 +54,8 @@ def _along(
 
 
 def _words(method: str, series: Points) -> str:
-    return f"{method} " + ", ".join(f"{result} at {at}" for at, result in series.items())
+    values = zip(told_apart(series.values()), series, strict=True)
+    return f"{method} " + ", ".join(f"{value} at {at}" for value, at in values)
 
 
 def constant_rate(exhibit: str, method: str, at: At, metric: Metric | None = None) -> Rule:
