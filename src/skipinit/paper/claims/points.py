@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...sweeping.summary import Metric
-from ..exhibits import EXHIBITS, BestRate, Result, told_apart
+from ..exhibits import EXHIBITS, BestRate, Exhibit, Result, told_apart
 from .claim import Finding, MeasurementSet, Rule, decided, missing
 
 FEWEST_RATES = 3
@@ -30,7 +30,12 @@ class Span:
 
     def __str__(self) -> str:
         count = f"{self.fewest} or more batch sizes" if self.fewest > 1 else "a batch size"
-        return f"{count} from {self.low} {'up' if self.high is None else f'to {self.high}'}"
+        return f"{count} {self.ends}"
+
+    @property
+    def ends(self) -> str:
+        """`from 2 to 64`, or `from 2 up`."""
+        return f"from {self.low} {'up' if self.high is None else f'to {self.high}'}"
 
     def __contains__(self, at: int) -> bool:
         return self.low <= at and (self.high is None or at <= self.high)
@@ -39,21 +44,50 @@ class Span:
 At = tuple[int, ...] | Span
 
 
-def needs(exhibit: str, methods: tuple[str, ...], at: At, metric: Metric) -> tuple[str, str]:
-    """What a rule reads, in words: the table or figure, and what of it."""
-    facts = EXHIBITS[exhibit]
-    where = str(at) if isinstance(at, Span) else f"{facts.axis_name} {', '.join(map(str, at))}"
-    return facts.panel(metric), f"{', '.join(methods)} at {where}"
+@dataclass(frozen=True)
+class Reading:
+    """What a rule reads: methods of a table or figure, at depths or batch sizes, in one metric."""
+
+    exhibit: Exhibit
+    methods: tuple[str, ...]
+    at: At
+    metric: Metric
+
+    @property
+    def panel(self) -> str:
+        """The table or figure, with the metric where there are two."""
+        return self.exhibit.panel(self.metric)
+
+    @property
+    def needs(self) -> tuple[str, str]:
+        """What must be measured: the table or figure, and what of it."""
+        points = str(self.at) if isinstance(self.at, Span) else self._list(self.at)
+        return self.panel, f"{', '.join(self.methods)} at {points}"
+
+    @property
+    def where(self) -> str:
+        """The table or figure, and the depths or batch sizes, that a criterion is about."""
+        if isinstance(self.at, Span):
+            return f"{self.panel}, every batch size measured {self.at.ends}"
+        return f"{self.panel}, {self._list(self.at)}"
+
+    def _list(self, points: tuple[int, ...]) -> str:
+        return f"{self.exhibit.axis_name} {', '.join(map(str, points))}"
+
+    def series(self, measurements: MeasurementSet) -> dict[str, dict[int, Result]]:
+        """What was measured of it, by method and depth or batch size."""
+        name, metric = self.exhibit.name, self.metric
+        found = {method: measurements.series(name, method, metric) for method in self.methods}
+        return {method: {at: each[at] for at in each if at in self.at} for method, each in found.items()}
+
+    def rule(self, criterion: str, judge: Callable[[MeasurementSet], Sequence[Finding]]) -> Rule:
+        """The rule that reads it."""
+        return Rule(self.exhibit.name, self.needs, criterion, judge, self.where)
 
 
-def located(exhibit: str, at: At, metric: Metric) -> str:
-    """The table or figure, and the depths or batch sizes, that a criterion is about."""
-    facts = EXHIBITS[exhibit]
-    if isinstance(at, Span):
-        where = f"every batch size measured from {at.low} {'up' if at.high is None else f'to {at.high}'}"
-    else:
-        where = f"{facts.axis_name} {', '.join(map(str, at))}"
-    return f"{facts.panel(metric)}, {where}"
+def read(exhibit: str, methods: tuple[str, ...], at: At, metric: Metric | None) -> Reading:
+    """A reading in the given metric, or in the first of the table or figure."""
+    return Reading(EXHIBITS[exhibit], methods, at, metric or EXHIBITS[exhibit].metrics[0])
 
 
 def still_open(results: Mapping[str, Result], how_well: bool = True) -> Finding | None:
@@ -78,36 +112,32 @@ def _at_each(
     metric: Metric | None = None,
     how_well: bool = True,
 ) -> Rule:
-    """`compare` gets the results of the methods, in their order, at each point.
-
-    The metric is the exhibit's first if not given.
-    """
-    read = metric or EXHIBITS[exhibit].metrics[0]
+    """`compare` gets the results of the methods, in their order, at each point."""
+    reading = read(exhibit, methods, at, metric)
 
     def judge(measurements: MeasurementSet) -> list[Finding]:
-        measured = {method: measurements.series(exhibit, method, read) for method in methods}
-        points: Sequence[int] = at if isinstance(at, tuple) else ()
-        if isinstance(at, Span):  # what every method was measured at
-            points = sorted(point for point in set.intersection(*map(set, measured.values())) if point in at)
+        measured = reading.series(measurements)
+        every = sorted(set.intersection(*map(set, measured.values())))  # what every method was measured at
+        points = every if isinstance(at, Span) else at
         findings = [
             judge_at(point, {m: series[point] for m, series in measured.items() if point in series})
             for point in points
         ]
         if isinstance(at, Span) and len(points) < at.fewest:
-            findings.append(missing(*needs(exhibit, methods, at, read)))
+            findings.append(missing(*reading.needs))
         return findings
 
     def judge_at(point: int, results: Mapping[str, Result]) -> Finding:
         if absent := tuple(method for method in methods if method not in results):
-            return missing(*needs(exhibit, absent, (point,), read))
+            return missing(*replace(reading, methods=absent, at=(point,)).needs)
         found = still_open(results, how_well) or compare(*results.values())
-        words = f"{found.words} at {EXHIBITS[exhibit].axis_name} {point}"
+        words = f"{found.words} at {reading.exhibit.axis_name} {point}"
         reservations = dict.fromkeys(each.reservation for each in results.values() if each.reservation)
         if reservations and found.state != "not measured yet":
             words += f" ({', '.join(reservations)})"
-        return Finding(found.state, words, EXHIBITS[exhibit].panel(read))
+        return Finding(found.state, words, reading.panel)
 
-    return Rule(exhibit, needs(exhibit, methods, at, read), criterion, judge, located(exhibit, at, read))
+    return reading.rule(criterion, judge)
 
 
 def _says_whether(trained: bool, exhibit: str, method: str, at: At, criterion: str) -> Rule:

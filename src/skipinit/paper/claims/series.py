@@ -11,9 +11,9 @@ from typing import Literal, NamedTuple
 
 from ...notation import rate_text
 from ...sweeping.summary import Metric
-from ..exhibits import EXHIBITS, Result, told_apart
+from ..exhibits import Result, told_apart
 from .claim import Finding, MeasurementSet, Rule, decided, missing
-from .points import SIMILAR, At, Span, best_rates, located, needs, rates_agree, still_open
+from .points import SIMILAR, At, Span, best_rates, rates_agree, read, still_open
 
 SAME = 0.5
 """Points of accuracy that are no difference: a few of the paper's standard deviations."""
@@ -36,21 +36,19 @@ def _along(
     metric: Metric | None = None,
 ) -> Rule:
     """`decide` gets the series of each method, cut to the points asked for."""
-    read = metric or EXHIBITS[exhibit].metrics[0]
+    reading = read(exhibit, methods, at, metric)
+    fewest = at.fewest if isinstance(at, Span) else len(at)
 
     def judge(measurements: MeasurementSet) -> list[Finding]:
-        cut = []
-        for method in methods:
-            measured = measurements.series(exhibit, method, read)
-            series = {point: result for point, result in measured.items() if point in at}
-            if len(series) < (at.fewest if isinstance(at, Span) else len(at)):
-                return [missing(*needs(exhibit, (method,), at, read))]
+        cut = reading.series(measurements)
+        for method, series in cut.items():
+            if len(series) < fewest:
+                return [missing(*replace(reading, methods=(method,)).needs)]
             if found := still_open({f"{method} at {point}": each for point, each in series.items()}):
                 return [found]
-            cut.append(series)
-        return [replace(decide(*cut), where=EXHIBITS[exhibit].panel(read))]
+        return [replace(decide(*cut.values()), where=reading.panel)]
 
-    return Rule(exhibit, needs(exhibit, methods, at, read), criterion, judge, located(exhibit, at, read))
+    return reading.rule(criterion, judge)
 
 
 def _words(method: str, series: Points) -> str:
