@@ -1,14 +1,11 @@
-"""Cells and presets: the right trials, each in one set of measurements, and every table and figure runs."""
+"""`reproduce`: what it refuses, what it trains and measures, and that every table and figure runs."""
 
 from __future__ import annotations
 
 import json
-import math
-import re
 import signal
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -16,129 +13,12 @@ import pytest
 
 import skipinit
 from skipinit.cli import main
-from skipinit.config import TrainConfig
 from skipinit.errors import ConfigError, DataError
-from skipinit.paper.cells import grid_of, plan_cells
-from skipinit.paper.claims import CLAIMS
 from skipinit.paper.collect import collect, read_probed
 from skipinit.paper.exhibits import EXHIBITS
-from skipinit.paper.presets import PRESETS
 from skipinit.paper.theory_figures import FIGURES, measure_probes
 from skipinit.reporting.page import make_page
 from skipinit.sweeping import engine
-
-
-def trials(
-    exhibit: str, preset: str = "paper", method: str | None = None, at: int | None = None
-) -> tuple[TrainConfig, ...]:
-    """What an exhibit trains, of all its cells or of some."""
-    cells = plan_cells(EXHIBITS[exhibit], PRESETS[preset])
-    return grid_of(
-        cell for cell in cells if method in (None, cell.method.name) and at in (None, cell.at)
-    ).trials
-
-
-def test_the_papers_tables_in_full() -> None:
-    """6 methods × 3 depths × 13 rates × 7 runs (section 2.3); ImageNet: one run at each rate (section 5)."""
-    assert len(trials("table1")) == 6 * 3 * 13 * 7
-    assert len(trials("table4")) == 3 * 3 * 13 * 7
-    assert len(trials("table7")) == 4 * 3 * 13
-    assert {trial.lr for trial in trials("table1")} == {2.0**n for n in range(-10, 3)}
-    assert {(trial.epochs, trial.batch_size, trial.dampening) for trial in trials("table1")} == {
-        (200, 64, 0.9)
-    }
-
-
-def test_tables_1_and_3_are_two_readings_of_the_same_runs() -> None:
-    assert set(trials("table1")) == set(trials("table3"))
-    assert set(trials("table5")) == set(trials("table6"))
-    assert set(trials("figure4")) == set(trials("figure6"))
-    assert set(trials("table1")).isdisjoint(trials("table5"))
-
-
-def test_figure_3_has_a_ghost_batch_of_64_and_figure_4_has_none() -> None:
-    normalized = [trial for trial in trials("figure3") if trial.model.scheme == "batchnorm"]
-    assert {trial.model.ghost_batch or trial.batch_size for trial in normalized} == {64}
-    assert min(trial.batch_size for trial in normalized) == 64, "no batch is smaller than its ghost"
-    assert min(trial.batch_size for trial in trials("figure3")) < 64
-    assert {trial.model.ghost_batch for trial in trials("figure4")} == {None}
-    assert {trial.seed for trial in trials("figure3")} == set(range(15))
-
-
-def test_methods_differ_in_what_they_say() -> None:
-    without = [trial for trial in trials("table1") if trial.l2 == 0]
-    assert len(without) == 3 * 13 * 7
-    assert {trial.model.scheme for trial in without} == {"skipinit"}
-    imagenet = trials("table2")
-    fixup = [trial.model for trial in imagenet if trial.model.scheme == "fixup"]
-    assert {model.fixup_components or (1, 2, 3, 4) for model in fixup} == {(1, 2, 3, 4), (1,), (2,)}
-    assert {trial.schedule for trial in imagenet} == {"imagenet"}
-    assert {trial.l2 for trial in imagenet} == {1e-4}
-
-
-def test_every_claim_about_training_can_be_measured() -> None:
-    made = {name for exhibit in EXHIBITS.values() for name in (exhibit.name, *exhibit.probes)}
-    assert {exhibit for claim in CLAIMS.values() for exhibit in claim.exhibits} <= made
-
-
-def test_a_cell_belongs_to_one_preset() -> None:
-    def cells(preset: str) -> set[TrainConfig]:
-        planned = (plan_cells(exhibit, PRESETS[preset], "float32") for exhibit in EXHIBITS.values())
-        return {cell.config for cells in planned for cell in cells}
-
-    for one, other in combinations(PRESETS, 2):
-        assert cells(one).isdisjoint(cells(other)), f"{one} and {other} share a cell"
-
-
-def test_a_part_of_the_paper_is_a_part_of_its_trials() -> None:
-    (cell,) = [
-        cell
-        for cell in plan_cells(EXHIBITS["table1"], PRESETS["paper"])
-        if (cell.method.name, cell.at) == ("skipinit", 16)
-    ]
-    part = grid_of([cell.narrow(seeds=2, around_best=True, first_seed=0)]).trials
-    assert set(part) < set(trials("table1"))
-    assert sorted({(trial.lr, trial.seed) for trial in part}) == [
-        (lr, seed) for lr in (0.125, 0.25, 0.5) for seed in (0, 1)
-    ]
-    assert [trial.seed for trial in part] == [0, 0, 0, 1, 1, 1], "every cell once before any cell twice"
-
-
-def test_a_smaller_batch_takes_a_smaller_rate() -> None:
-    """In proportion to the batch size, as the best is (section 3): twice 2^-2 at 64, 2^-2 at 32."""
-    (trial,) = trials("table1", "demo", "batchnorm", 1000)
-    assert (trial.batch_size, trial.lr) == (32, 2.0**-2)
-    assert (trial.schedule, trial.l2, trial.dampening) == ("cifar", 5e-4, 0.9), "all else is the paper's"
-
-
-def test_rates_grow_with_the_batch_up_to_what_the_method_endures() -> None:
-    """Section 3: batch norm has the largest stable rate, then SkipInit, then no normalization."""
-
-    def tried(method: str, batch: int) -> list[float]:
-        return [math.log2(trial.lr) for trial in trials("figure3", "reduced", method, batch)]
-
-    assert tried("batchnorm", 64) == tried("skipinit", 64) == tried("none", 64) == [-3, -2, -1, 0]
-    assert tried("skipinit", 16) == [-5, -4, -3, -2]
-    assert [tried(method, 4096)[0] for method in ("batchnorm", "skipinit", "none")] == [1, -1, -3]
-
-
-def test_what_failed_in_the_paper_is_tried_at_enough_rates_to_decide() -> None:
-    for preset in ("quick", "reduced"):
-        for method in ("skipinit alpha=1", "divide-sqrt2"):
-            tried = trials("table1", preset, method, 1000)
-            assert {trial.lr for trial in tried} == {2.0**-8, 2.0**-5, 2.0**-2}
-
-
-def test_the_demo_leaves_out_the_cell_that_8_by_8_pixels_starve() -> None:
-    """Its variance falls to 2e-7 (docs/reproduce.md)."""
-    left = {(cell.method.name, cell.at) for cell in plan_cells(EXHIBITS["table1"], PRESETS["demo"])}
-    methods = PRESETS["demo"].methods or ()
-    assert {(method, at) for method in methods for at in (16, 100, 1000)} - left == {("divide-sqrt2", 100)}
-
-
-def test_the_demo_trains_small_networks_first() -> None:
-    depths = [int(re.findall(r"\d+", trial.model.name)[0]) for trial in trials("table1", "demo")]
-    assert depths == [16] * 4 + [100] * 3 + [1000] * 4
 
 
 @pytest.mark.parametrize(
