@@ -64,6 +64,16 @@ def test_a_loss_has_no_points() -> None:
     assert found == Comparison("differs", "agrees", "+0.987, at least 1974.0 spreads")
 
 
+def test_a_loss_with_a_printed_spread_of_zero_agrees_in_the_printed_decimals() -> None:
+    """Batch norm at depth 16 is 0.007 ± 0.000: 0.0073 prints as the same, 0.0079 as 0.008."""
+    for loss, words in (
+        (0.0073, "+0.000, equal in the printed decimals"),
+        (0.0079, "+0.001, at least 1.8 spreads"),
+    ):
+        made = make_collection(trials("paper", lambda _, loss=loss: (93.0, loss), names=("table3",)))
+        assert comparison(made, "table3", "batchnorm", 16) == Comparison("agrees", "agrees", words)
+
+
 @pytest.mark.parametrize("preset", ["paper", "reduced", "quick"])
 def test_who_trains_and_who_fails_is_compared_under_every_preset(preset: str) -> None:
     for value, method, at, agreement, words in (

@@ -115,8 +115,8 @@ def _evidence(judged: JudgedClaim) -> list[str]:
     """What each set of measurements says, the one that decides first."""
     note = " (less faithful, does not decide)"
     return [
-        f"{label}{note if number else ''}: {found.state}. {found.words}"
-        for number, (label, found) in enumerate([*judged.evidence.items()][::-1])
+        f"{label}{'' if label == judged.decided_by else note}: {found.state}. {found.words}"
+        for label, found in reversed([*judged.evidence.items()])
     ]
 
 

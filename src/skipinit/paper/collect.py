@@ -85,6 +85,11 @@ class JudgedClaim:
     evidence: Mapping[str, Evidence]
     """By set of measurements, the most faithful last; sets that say nothing are left out."""
 
+    @property
+    def decided_by(self) -> str:
+        """The set of measurements that decides it, the most faithful; empty if none does."""
+        return next(reversed([*self.evidence]), "")
+
 
 @dataclass(frozen=True)
 class Collection:

@@ -199,16 +199,14 @@ def _measuring(judged: JudgedClaim) -> str:
 
 def _departs(judged: JudgedClaim, collection: Collection) -> bool:
     """Whether something was not as in the paper in the measurements that decide a claim."""
-    cells = collection.sets.get(list(judged.evidence)[-1], ()) if judged.evidence else ()
-    read = CLAIMS[judged.claim].exhibits
+    cells, read = collection.sets.get(judged.decided_by, ()), CLAIMS[judged.claim].exhibits
     return any(cell.departures for cell in cells if cell.exhibit.name in read)
 
 
 def _deciding(judged: JudgedClaim, collection: Collection) -> str:
     """The set of measurements that decides a claim, and what was not as in the paper there."""
-    label = list(judged.evidence)[-1] if judged.evidence else ""
-    differs = collection.departures(label, CLAIMS[judged.claim])
-    return f"{label}: {differs}" if differs else label
+    differs = collection.departures(judged.decided_by, CLAIMS[judged.claim])
+    return f"{judged.decided_by}: {differs}" if differs else judged.decided_by
 
 
 def _section(exhibit: Exhibit, collection: Collection) -> Section:

@@ -73,6 +73,8 @@ def _compare_numbers(published: Result, measured: Result, cell: ExhibitCell) -> 
         return "open", f"{words}; the paper's best rate, {best}, was not tried"
     # A printed zero is less than half of the last decimal.
     least = 0.5 * 10.0**-digits
+    if published.spread < least and abs(difference) <= least:
+        return "agrees", f"{words}, equal in the printed decimals"
     spread = math.hypot(max(published.spread, least), measured.spread or 0.0)
     # Rounded, because 93.3 - 93.1 must not miss two spreads of 0.1 by the last bit.
     spreads = round(abs(difference) / spread, 9)
