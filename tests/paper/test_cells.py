@@ -149,6 +149,13 @@ def recorded(cell: ExhibitCell, *runs: tuple[float, int, float | None]) -> Exhib
     return replace(cell, recorded=tuple(made))
 
 
+def test_every_cell_is_trained_once_before_any_twice() -> None:
+    """So that a sweep that is stopped has something of everything."""
+    seeds = [trial.seed for trial in trials("table1")]
+    assert seeds == sorted(seeds)
+    assert seeds.count(0) == 6 * 3 * 13
+
+
 def test_a_part_of_other_rates_than_the_grid_keeps_them() -> None:
     """Three rates far apart show that a network fails; the one expected best alone would not."""
     cell = cell_of("table1", "reduced", "skipinit alpha=1", 1000)
@@ -240,6 +247,9 @@ def test_networks_of_a_preset() -> None:
     assert names("figure7", "reduced") == {("wrn16_4", 3)}
     sizes = {cell.at for cell in plan_cells(EXHIBITS["figure7"], PRESETS["reduced"])}
     assert sizes == {32, 128, 512}
+    both = {name: {trial.batch_size for trial in trials(name, "reduced")} for name in ("figure3", "figure4")}
+    assert min(both["figure3"]) == 16, "where the figure of the paper begins"
+    assert min(both["figure4"]) == 4
     assert {trial.model.ghost_batch for trial in trials("figure3", method="skipinit")} == {None}
 
 

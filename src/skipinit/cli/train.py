@@ -131,7 +131,7 @@ def sweep(
 ) -> int:
     """Train every combination of the given values.
 
-    A value is a list (a,b,c) or a range of powers (2^-6..2^0) or integers (0..6).
+    VALUES is a list (a,b,c) or a range of powers (2^-6..2^0) or integers (0..6).
     - Many trials train together on a GPU; on the CPU, one trial per core.
     - Run the same command again to resume; trials with a result are skipped.
     - `skipinit status` shows the progress, `skipinit results` the results.
