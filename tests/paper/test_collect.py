@@ -210,6 +210,13 @@ def test_a_result_of_todays_protocol_replaces_an_earlier_one_of_any_precision() 
     assert {cell.at for cell in both.sets["paper"]} == {100, 1000}
 
 
+def test_trials_that_are_still_to_come_replace_nothing() -> None:
+    today = trials("paper", precision="bfloat16", names=("table1",))
+    pending = (replace(each, state="pending", last=None) for each in shallow(today))
+    both = make_collection(padded_by_zeros("paper"), pending)
+    assert {cell.at for cell in both.sets["paper"]} == {16, 100, 1000}
+
+
 def test_a_cell_is_lent_from_todays_protocol_before_the_earlier_one() -> None:
     """Depth 16 in full under the earlier protocol, reduced under today's; the rest in brief."""
     reduced = trials("reduced", lambda _: (91.0, 0.1), names=("table1",))
