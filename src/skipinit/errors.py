@@ -62,6 +62,7 @@ EXTRAS = {
     "cluster": ("ray",),
     "onnx": ("onnx", "onnxscript"),
     "tensorboard": ("tensorboard",),
+    "wandb": ("wandb",),
 }
 """The modules of each extra that this package imports; `pyproject.toml` lists their distributions."""
 

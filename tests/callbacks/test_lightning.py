@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
-from skipinit.callbacks.csvfile import CsvWriter
+from skipinit.callbacks.writers import CsvWriter
 from skipinit.probing.watch import watch
 from support.optional import package
 from support.probe_models import Function, vectors

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from skipinit.callbacks.csvfile import CsvWriter
+from skipinit.callbacks.writers import CsvWriter
+from skipinit.errors import DataError
 from skipinit.probing.watch import watch
 from support.optional import package
 
@@ -76,3 +77,13 @@ def test_accumulation_and_resume(tmp_path):
     train(second, tmp_path / "two", 6, resume=True, **options)
     assert whole.report().steps == second.report().steps == (0, 2, 4)
     assert second.report().measurements[:2] == first.report().measurements
+
+
+def test_damaged_measurements_are_refused_in_one_line(tmp_path):
+    from skipinit.callbacks.transformers import WatchCallback
+
+    train(WatchCallback(every=2), tmp_path, 2, save_strategy="steps", save_steps=2)
+    (saved,) = tmp_path.glob("checkpoint-2/skipinit_watch.json")
+    saved.write_text(saved.read_text()[:-9])
+    with pytest.raises(DataError, match=r"skipinit_watch.json is damaged .*; delete it to resume"):
+        train(WatchCallback(every=2), tmp_path, 4, resume=True)

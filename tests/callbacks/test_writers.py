@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import csv
+import sys
 
 import pytest
 
-from skipinit.callbacks.csvfile import CsvWriter
+from skipinit.callbacks.writers import CsvWriter, TensorBoardWriter, WandbWriter
 from skipinit.errors import ConfigError, DataError
-from skipinit.probing.history import Measurement, WatchReport, WatchRow
+from skipinit.probing.history import CSV_COLUMNS, Measurement, WatchReport, WatchRow
 
 
 def measured(step):
@@ -51,8 +52,6 @@ def test_tensorboard_reads_them_back(tmp_path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    from skipinit.callbacks.tensorboard import TensorBoardWriter
-
     writer = TensorBoardWriter(tmp_path)
     for step in (0, 10):
         writer(measured(step))
@@ -67,8 +66,6 @@ def test_tensorboard_reads_them_back(tmp_path):
 @pytest.mark.filterwarnings("ignore")
 def test_weights_and_biases_keeps_them_offline(tmp_path, monkeypatch):
     wandb = pytest.importorskip("wandb")
-    from skipinit.callbacks.wandb import WandbWriter
-
     monkeypatch.setenv("WANDB_SILENT", "true")
     with pytest.raises(ConfigError, match=r"call wandb.init\(\) first"):
         WandbWriter()
@@ -81,20 +78,24 @@ def test_weights_and_biases_keeps_them_offline(tmp_path, monkeypatch):
     run.finish()
 
 
-def test_a_damaged_csv_file_is_left_alone(tmp_path):
+COMPLETE = "0,b1" + "," * (len(CSV_COLUMNS) - 2)
+
+
+@pytest.mark.parametrize("line", ["?" + COMPLETE[1:], COMPLETE[:-1], COMPLETE + ","])
+def test_a_damaged_csv_file_is_left_alone(tmp_path, line):
+    """No step, and too few or too many values: the file of a full disk, or one that was edited."""
     path = tmp_path / "balance.csv"
     CsvWriter(path)(measured(0))
-    path.write_text(damaged := path.read_text() + "?,b1\n")
-    with pytest.raises(DataError, match=r"balance.csv is damaged"):
+    path.write_text(damaged := path.read_text() + f"{line}\n")
+    with pytest.raises(DataError, match=r"balance.csv is damaged in line 4"):
         CsvWriter(path)(measured(10))
     assert path.read_text() == damaged
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_tensorboard_takes_any_writer_of_scalars():
-    """That of tensorboardX is another class with the same methods."""
-    pytest.importorskip("tensorboard")
-    from skipinit.callbacks.tensorboard import TensorBoardWriter
+def test_tensorboard_takes_any_writer_of_scalars(monkeypatch):
+    """That of tensorboardX is another class with the same methods, and needs no TensorBoard."""
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
 
     class Log:
         def __init__(self):
@@ -109,3 +110,12 @@ def test_tensorboard_takes_any_writer_of_scalars():
     log = Log()
     TensorBoardWriter(log)(measured(0))
     assert "branch_share/b1" in log.tags
+
+
+@pytest.mark.parametrize(
+    ("extra", "make"), [("tensorboard", lambda: TensorBoardWriter("runs")), ("wandb", lambda: WandbWriter())]
+)
+def test_a_writer_without_its_tool_names_the_extra(monkeypatch, extra, make):
+    monkeypatch.setitem(sys.modules, extra, None)
+    with pytest.raises(ImportError, match=rf"Writer needs {extra}; pip install 'skipinit\[{extra}\]'"):
+        make()

@@ -9,7 +9,8 @@ from typing import Any
 
 from torch import nn
 
-from ..files import write_whole
+from ..errors import DataError
+from ..files import read_whole, write_whole
 from ..probing.history import WatchReport, check_settings
 from ..probing.watch import Watch, Writer, check_writers
 
@@ -57,7 +58,7 @@ class WatchCallback(TrainerCallback):
         self.watch.step = state.global_step
         saved = _checkpoint(args, state) / _FILE
         if state.global_step and saved.exists():
-            self.watch.load_state_dict(json.loads(saved.read_text(encoding="utf-8")))
+            self.watch.load_state_dict(_read(saved))
         self.watch.start()
 
     def on_save(
@@ -74,6 +75,14 @@ class WatchCallback(TrainerCallback):
         """Remove all hooks."""
         if self.watch is not None:
             self.watch.stop()
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        state: dict[str, Any] = json.loads(read_whole(path))
+    except ValueError as error:
+        raise DataError(f"{path} is damaged ({error}); delete it to resume without measurements") from error
+    return state
 
 
 def _checkpoint(args: TrainingArguments, state: TrainerState) -> Path:

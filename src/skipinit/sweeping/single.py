@@ -17,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ..callbacks.csvfile import CsvWriter
+from ..callbacks.writers import CsvWriter
 from ..config import TrainConfig, to_dict
 from ..errors import ConfigError, DataError, SkipinitError, need, system_errors_explained
 from ..files import append_whole, write_whole
