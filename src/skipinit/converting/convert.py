@@ -1,43 +1,43 @@
-"""`convert`: train any residual network without normalization, by the schemes of the paper."""
+"""`convert`: train any residual network without normalization, by the schemes of the paper.
+
+This module is the order of the steps: what is refused before them, and what is warned of after them.
+"""
 
 from __future__ import annotations
 
-import copy
 import math
 import warnings
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..errors import ConfigError, SkipinitError, one_line
-from ..probing.adds import BRANCH_SCALAR
-from ..probing.forward import Inputs, check_model, check_values, example_inputs
-from ..probing.measure import measure, measure_with_outputs
-from ..probing.tensors import tensors_in
+from ..errors import ConfigError, SkipinitError
+from ..probing.balance import ProbeReport
+from ..probing.forward import Inputs, check_model, check_values, copy_model, example_inputs
+from ..probing.measure import measure_with_outputs
 from .changes import Conversion
-from .first_outputs import start_outputs
-from .fixup import start_fixup
+from .first_signal import start_outputs, start_raw_inputs, start_streams
 from .flow import Flow, find_flow
-from .folding import (
+from .initialization import is_tied, start_fixup
+from .norms import is_batch_norm, unreached_norms
+from .plan import Choice, ClassifierStart, Plan, Selection, make_plan, make_selection
+from .removal import (
+    NO_BATCH_NORM,
     check_finite,
     floating_tensors,
     in_double,
-    is_batch_norm,
     largest_difference,
     rounding_tolerance,
+    why_not_folded,
 )
-from .passes import WHOLE, Pass
-from .plan import Choice, ClassifierStart, Plan, Selection, as_choices, make_plan, make_selection
-from .raw_inputs import start_raw_inputs
-from .remarks import listed, warn_of_exceptions
-from .removal import unreached_norms, why_not_folded
-from .streams import start_streams
-from .surgery import Surgery, disable_inplace
+from .surgery import Surgery, operate
+
+_NAMED = 6
+"""A message lists at most so many names with the same reason."""
 
 
 def convert(
@@ -98,40 +98,34 @@ def convert(
     """
     plan = make_plan(scheme, keep_function, alpha, biases, dropout, seed, classifier_init)
     _check_convertible(model)
-    selection = make_selection(model, exclude, only)
-    norm_types = _check_norms(norms)
+    selection = make_selection(model, exclude, only, norms)
     inputs = example_inputs(model, inputs)
-    prepared = _copy(model)
+    prepared = copy_model(model)
     if not keep_function:
-        disable_inplace(prepared)
-    flow = find_flow(prepared, inputs, norm_types)
+        _disable_inplace(prepared)
+    flow = find_flow(prepared, inputs, selection.norms)
     _check_flow(prepared, flow, selection, plan)
     before, expected = flow.report, list[Tensor]()
     if keep_function:
         before, outputs = measure_with_outputs(prepared, inputs, "evaluation")
         expected = floating_tensors(outputs)
         check_finite(expected, before.model)
-    surgery, contributing = _operate(prepared, flow, plan, selection, norm_types, inputs)
-    converted = surgery.model
+    surgery = operate(prepared, flow, plan, selection, inputs)
     if strict and surgery.left:
-        raise SkipinitError(f"{type(model).__name__}: {listed(surgery.left)}")
-    if plan.scheme.fixup:
-        start_fixup(surgery, inputs)
+        raise SkipinitError(f"{type(model).__name__}: {_listed(surgery.left)}")
     if not keep_function:
-        start_streams(surgery, inputs)
-        start_raw_inputs(surgery, inputs)
-        start_outputs(surgery, inputs)
-    after, outputs = measure_with_outputs(converted, inputs, "evaluation" if keep_function else "whole")
+        _start(surgery, inputs)
+    after, outputs = measure_with_outputs(surgery.model, inputs, "evaluation" if keep_function else "whole")
     after = replace(after, model=before.model)
     difference = largest_difference(floating_tensors(outputs), expected) if expected else None
     if difference is not None and not difference <= rounding_tolerance(expected):
-        options = {"scheme": scheme, "biases": biases, "dropout": dropout, "exclude": exclude, "only": only}
-        _check_in_double(model, inputs, difference, expected, **options)
-    unreached = [name for name in unreached_norms(converted, flow.norms) if name in selection]
+        surgery.remarks.append(_rounding_alone(model, inputs, plan, selection, difference, expected))
+    unreached = [name for name in unreached_norms(surgery.model, flow.norms) if name in selection]
     left = surgery.left | dict.fromkeys(unreached, "not reached by the inputs")
-    warn_of_exceptions(after, flow, surgery, left, plan, contributing, compared=difference is not None)
+    for remark in (*surgery.remarks, *_remarks(surgery, left, after, compared=difference is not None)):
+        warnings.warn(remark, stacklevel=2)
     return Conversion(
-        model=converted,
+        model=surgery.model,
         scheme=scheme,
         keep_function=keep_function,
         num_blocks=len(surgery.blocks),
@@ -142,42 +136,6 @@ def convert(
         before=before,
         after=after,
     )
-
-
-def _operate(
-    prepared: nn.Module,
-    flow: Flow,
-    plan: Plan,
-    selection: Selection,
-    norm_types: tuple[type[nn.Module], ...],
-    inputs: Inputs,
-) -> tuple[Surgery, set[str]]:
-    """Change a copy, and check that each scalar scales its whole branch; otherwise move or omit the scalar.
-
-    Also returns the blocks whose branch contributes although every scalar is 0.
-    """
-    at_the_add, unscaled, stand_ins = set[str](), set[str](), False
-    while True:
-        model = copy.deepcopy(prepared)
-        surgery = Surgery(model, flow, plan, selection, norm_types, at_the_add, unscaled, stand_ins)
-        surgery.run()
-        try:
-            contributing = _contributing_at_zero(model, inputs, flow.passes)
-        except ConfigError as error:
-            if isinstance(error.__cause__, AttributeError) and not stand_ins:
-                stand_ins = True  # The forward reads a norm's weight.
-                continue
-            reason = one_line(error.__cause__ if isinstance(error.__cause__, Exception) else error)
-            raise SkipinitError(
-                f"{type(prepared).__name__}: its forward fails without its norms ({reason}); "
-                "exclude= leaves modules as they are"
-            ) from error
-        tails = {block.add.name for block in surgery.on_tail}
-        sites = {block.add.name for block in surgery.on_site}
-        if plan.scheme.merge != "scale" or not contributing & (tails | sites):
-            return surgery, contributing
-        at_the_add |= contributing & tails
-        unscaled |= contributing & sites
 
 
 def _check_convertible(model: nn.Module) -> None:
@@ -199,17 +157,6 @@ def _check_convertible(model: nn.Module) -> None:
             raise ConfigError(f"{name}: {path} is quantized ({kind}); convert the floating-point model")
 
 
-def _copy(model: nn.Module) -> nn.Module:
-    # A model may hold activations of its last forward, which `deepcopy` refuses because of their graph.
-    held = (tensor for module in model.modules() for tensor in tensors_in(vars(module)))
-    activations: dict[int, Any] = {id(tensor): tensor.detach() for tensor in held if not tensor.is_leaf}
-    try:
-        return copy.deepcopy(model, activations)
-    except Exception as error:
-        reason = f"{type(model).__name__} cannot be copied ({one_line(error)}); convert a fresh one"
-        raise SkipinitError(reason) from error
-
-
 def _check_flow(model: nn.Module, flow: Flow, selection: Selection, plan: Plan) -> None:
     name = type(model).__name__
     if not flow.blocks:
@@ -228,55 +175,154 @@ def _check_flow(model: nn.Module, flow: Flow, selection: Selection, plan: Plan) 
         raise SkipinitError(f"{name} has no batch norm to fold; {first}: {why}; use keep_function=False")
 
 
-def _check_norms(norms: type[nn.Module] | Sequence[type[nn.Module]]) -> tuple[type[nn.Module], ...]:
-    types = as_choices(norms)
-    for kind in types:
-        if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
-            raise ConfigError(f"norms {kind!r} is not a type of module")
-    return types
+def _disable_inplace(model: nn.Module) -> None:
+    """Without the norm before it, an in-place activation would write into the skip."""
+    for module in model.modules():
+        if getattr(module, "inplace", False) is True:
+            module.inplace = False  # type: ignore[assignment]
 
 
-def _contributing_at_zero(model: nn.Module, inputs: Inputs, passes: Iterable[Pass]) -> set[str]:
-    """The blocks whose branch adds something in one of these passes even when every scalar is 0."""
-    contributing, names = set[str](), defaultdict[tuple[str, tuple[str, ...]], set[str]](set)
-    scalars = [p for name, p in model.named_parameters() if name.endswith(BRANCH_SCALAR)]
-    values = [scalar.detach().clone() for scalar in scalars]
-    with torch.no_grad():
-        for scalar in scalars:
-            scalar.zero_()
-        for run in passes:
-            with run.prepared(model):
-                report = measure(model, inputs, run.mode)
-            for add, row in zip(report.adds, report.rows, strict=True):
-                block = add.module, add.parameters
-                if run is WHOLE:
-                    names[block].add(add.name)
-                if row.branch_variance != 0:
-                    # Where layers are dropped, the next block has the number of the one that is missing.
-                    contributing |= {add.name} if run is WHOLE else names.get(block, {add.name})
-        for scalar, value in zip(scalars, values, strict=True):
-            scalar.copy_(value)
-    return contributing
+def _start(surgery: Surgery, inputs: Inputs) -> None:
+    """Bring weights and signal to where training starts."""
+    if surgery.plan.scheme.fixup:
+        start_fixup(surgery.model, surgery.blocks, surgery.flow.classifier, surgery.selection, inputs)
+    start_streams(surgery, inputs)
+    start_raw_inputs(surgery, inputs)
+    start_outputs(surgery, inputs)
 
 
-def _check_in_double(
-    model: nn.Module, inputs: Inputs, difference: float, expected: Sequence[Tensor], **options: Any
-) -> None:
-    """Raise if more than rounding changed: in float64 rounding errors vanish, a mistake does not."""
+def _rounding_alone(
+    model: nn.Module,
+    inputs: Inputs,
+    plan: Plan,
+    selection: Selection,
+    difference: float,
+    expected: Sequence[Tensor],
+) -> str:
+    """The remark that rounding changed the outputs; raises if more did.
+
+    In float64 rounding errors vanish, a mistake does not.
+    """
     name = type(model).__name__
     exact = math.inf
     if all(output.dtype is not torch.float64 for output in expected):
         with suppress(Exception), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            double = convert(in_double(model), in_double(inputs), keep_function=True, **options)
+            double = convert(
+                in_double(model),
+                in_double(inputs),
+                scheme=plan.scheme.name,
+                keep_function=True,
+                dropout=plan.dropout,
+                exclude=selection.exclude,
+                only=selection.only,
+                norms=selection.norms,
+            )
             exact = double.difference or 0.0
     if exact == math.inf:
         raise SkipinitError(
             f"{name}: its outputs would change by {difference:.1e} of the largest; it uses "
             "its norms in a way that a scale and shift cannot keep: use keep_function=False"
         )
-    warnings.warn(
+    return (
         f"{name} amplifies rounding errors: its outputs change by {difference:.1e} of the largest, "
-        f"in float64 by {exact:.1e}; a trained network amplifies them less",
-        stacklevel=4,
+        f"in float64 by {exact:.1e}; a trained network amplifies them less"
     )
+
+
+def _remarks(surgery: Surgery, left: Mapping[str, str], after: ProbeReport, compared: bool) -> Iterator[str]:
+    """What matters for training."""
+    flow, plan, name = surgery.flow, surgery.plan, after.model
+    if surgery.on_site and not any(run.mode == "training" for run in flow.passes):
+        yield (
+            f"{name} does not take these inputs in training mode, so its adds are not checked there: "
+            f"{_listed_names(block.add.name for block in surgery.on_site)} may have no scalar in training, "
+            "if another line of the source adds then"
+        )
+    if plan.keep_function:
+        left = {name: reason for name, reason in left.items() if NO_BATCH_NORM not in reason}
+        if not compared:
+            yield (
+                f"no floating-point tensor was found in what {name} returns, so it was not checked that "
+                "the function is kept; compare the outputs yourself"
+            )
+    if left:
+        yield f"left as they were: {_listed(left)}; strict=True makes this an error, exclude= silences it"
+    if not plan.keep_function:
+        yield from _remarks_on_start(surgery, name)
+        yield from _remarks_on_blocks(surgery, after)
+
+
+def _remarks_on_start(surgery: Surgery, name: str) -> Iterator[str]:
+    flow, plan, model = surgery.flow, surgery.plan, surgery.model
+    if not flow.norms:
+        yield (
+            f"no normalization was found in {name}; if it has norms of its own types, name them with norms="
+        )
+    if surgery.unfrozen:
+        yield (
+            f"{_listed_names(surgery.unfrozen)}: were frozen; now they are drawn anew and train. "
+            "exclude= keeps frozen layers as they are, keep_function=True keeps what the model computes"
+        )
+    started = plan.scheme.fixup or plan.classifier_init != "he"
+    untied = [dense for dense in flow.dense_outputs if not is_tied(model.get_submodule(dense), model)]
+    if started and flow.classifier is None and untied:
+        yield (
+            f"several dense layers compute an output of {name}, so it is not clear which one "
+            f"classifies: {_listed_names(untied)} started by He, not at zero or small; "
+            "scale the layer that computes your logits yourself"
+        )
+
+
+def _remarks_on_blocks(surgery: Surgery, after: ProbeReport) -> Iterator[str]:
+    plan = surgery.plan
+    on_skip = [norm for norm in surgery.flow.norms_on_skip if norm in surgery.removed_norms]
+    if on_skip:
+        yield (
+            f"{_listed_names(on_skip)}: the skip path went through these norms, where they do not bias "
+            "blocks towards the identity (paper, section 7); they were removed, and the blocks are "
+            "x + alpha f(x) now: a different architecture, which may need different hyperparameters"
+        )
+    if plan.scheme.merge != "scale":
+        return
+    doubtful = {b.add.name: f"doubtful: {b.add.doubt}" for b in surgery.blocks if b.add.doubt}
+    if doubtful:
+        yield f"{_listed(doubtful)}; scaled as blocks, exclude= leaves them alone"
+    contributing = _contributing_at_start(surgery, after) if plan.alpha == 0 or plan.scheme.fixup else {}
+    if contributing:
+        fixup = plan.scheme.fixup
+        origin, end = ("Fixup's", "dense layer or convolution") if fixup else ("SkipInit's", "module")
+        yield (
+            f"branches that contribute from the start, unlike {origin}: {_listed(contributing)}; a deep "
+            f"network may not train: end each in a {end} of its own that is used nowhere else"
+        )
+
+
+def _contributing_at_start(surgery: Surgery, after: ProbeReport) -> dict[str, str]:
+    """The blocks whose branch is not zero at the start, with what it contributes."""
+    chosen = {block.add.name for block in surgery.chosen}
+    rows = [row for row in after.rows if row.branch_share and row.name in chosen]
+    found = {row.name: f"{row.branch_share:.0%}" for row in rows}
+    known = {block.add.name for block in surgery.flow.blocks}
+    for name in surgery.contributing:
+        if name not in known and name.partition("#")[0] in surgery.selection:
+            found[name] = "in training"
+    if after.first_nonfinite in chosen:
+        found[after.first_nonfinite] = "NaN or infinity"
+    return found
+
+
+def _listed_names(names: Iterable[str]) -> str:
+    return _listed(dict.fromkeys(names, ""))
+
+
+def _listed(reasons: Mapping[str, str]) -> str:
+    """The names with their reasons; of many with the same reason, the first."""
+    groups: defaultdict[str, list[str]] = defaultdict(list)
+    for name, reason in reasons.items():
+        groups[reason].append(name)
+    words = []
+    for reason, names in groups.items():
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        words.append(f"{', '.join(names[:_NAMED])}{more}" + (f" ({reason})" if reason else ""))
+    return "; ".join(words)

@@ -1,11 +1,15 @@
-"""What forward passes tell about a model: where branches end, which layer feeds each norm, and which layer
+"""What forward passes tell about a model: its residual blocks, how it uses its norms, and which layer
 classifies.
+
+One pass in which no layer is dropped gives the flow. Further passes, in evaluation and in training, only add
+where the forward then takes other lines of its source.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,44 +18,45 @@ from torch import nn
 
 from ..errors import ConfigError
 from ..nets.layers import is_dense, is_linear_map
-from ..probing.adds import ResidualAdd, TracedAdd, describe_adds
+from ..probing.adds import describe_adds
 from ..probing.balance import ProbeReport
-from ..probing.forward import Inputs, Mode, traced
+from ..probing.forward import Inputs, Mode, preserve_state, seeded, traced
 from ..probing.measure import StatisticsBuffer, report_of
-from ..probing.operations import Kind, Node, origins
+from ..probing.operations import Kind, Node
 from ..probing.tensors import tensors_in
 from ..probing.trace import Tracer
-from .norm_uses import find_feeders, find_norms, norm_calls, norms_on_skip
-from .passes import FURTHER, WHOLE, Pass
-from .raw_inputs import find_raw_norms
-from .sites import Path, Site, SiteFinder
-from .streams import find_tables
+from .branches import Block, Users, find_blocks, find_tables, has_loop, with_other_sites
+from .norms import find_feeders, find_norms, find_raw_norms, norm_calls, norms_on_skip
+from .sites import Site, SiteFinder
+
+_DRAWS = 8
+"""Most passes in training. Layers may be dropped at random; several passes let each of them run."""
 
 
 @dataclass(frozen=True)
-class Block:
-    """A residual add, and what a conversion needs to know about it."""
+class Pass:
+    """A forward pass in that mode."""
 
-    add: ResidualAdd
-    tail: str | None
-    """The module that ends this branch and nothing else: to scale its output is to scale the branch."""
-    site: Site | None
-    """Where in the source of its module the add is."""
-    weights: tuple[str, ...]
-    """The weights of the branch's linear maps, in order."""
-    ends: tuple[str, ...]
-    """Those that no other linear map follows: one, or one on each path that joins at the end."""
-    returns_sum: bool
-    """Whether the module that adds returns the sum, or the sum after one activation module."""
-    other_sites: tuple[Site, ...] = ()
-    """Where the add is in passes that run other lines of the source, as in training or evaluation."""
-    site_is_shared: bool = False
-    """Whether other blocks are at the same site: a loop drops layers, or blocks share the adding module."""
+    mode: Mode
+    seed: int | None = None
+    """Seed of the random generators; None: they are not seeded."""
 
-    @property
-    def is_recomputed(self) -> bool:
-        """Whether its own module checkpoints the add."""
-        return any(site.is_recomputed for site in _sites_of(self))
+    @contextmanager
+    def prepared(self, model: nn.Module) -> Iterator[None]:
+        """Run the body with seeded generators; afterwards the generators and the model are as before.
+
+        Warnings of the model are ignored, because the first pass has shown them.
+        """
+        if self.seed is None:
+            yield
+            return
+        with preserve_state(model), seeded(self.seed), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+
+
+WHOLE = Pass("whole")
+_FURTHER = (Pass("evaluation", 0), *(Pass("training", seed) for seed in range(_DRAWS)))
 
 
 @dataclass(frozen=True)
@@ -89,13 +94,13 @@ class Flow:
     """Those that the model can do with these inputs; together they run every block in training."""
 
 
-def find_flow(model: nn.Module, inputs: Inputs, norm_types: tuple[type[nn.Module], ...]) -> Flow:
+def find_flow(model: nn.Module, inputs: Inputs, own_norms: tuple[type[nn.Module], ...]) -> Flow:
     """Run the model with no layer dropped, then in evaluation and in training; it is left as it was."""
-    flow = _whole_flow(model, inputs, norm_types)
+    flow = _whole_flow(model, inputs, own_norms)
     others, passes = [set[Site]() for _ in flow.blocks], [WHOLE]
     unseen = set(range(len(flow.blocks)))
-    looped = _has_loop(flow.blocks)
-    for further in FURTHER:
+    looped = has_loop(flow.blocks)
+    for further in _FURTHER:
         if further.mode == "training" and not (unseen or looped):
             break
         with suppress(ConfigError), further.prepared(model):  # In training some models need targets.
@@ -104,36 +109,7 @@ def find_flow(model: nn.Module, inputs: Inputs, norm_types: tuple[type[nn.Module
                 if further.mode == "training":
                     unseen.discard(number)
             passes.append(further)
-    blocks = [
-        replace(block, other_sites=tuple(sites - {block.site}))
-        for block, sites in zip(flow.blocks, others, strict=True)
-    ]
-    shared = _shared_paths(blocks)
-    blocks = [replace(block, site_is_shared=bool(shared & _paths(block))) for block in blocks]
-    return replace(flow, blocks=tuple(blocks), passes=tuple(passes))
-
-
-def _sites_of(block: Block) -> list[Site]:
-    return [site for site in (block.site, *block.other_sites) if site is not None]
-
-
-def _paths(block: Block) -> set[tuple[str, Path]]:
-    return {(block.add.module, site.path) for site in _sites_of(block)}
-
-
-def _has_loop(blocks: Sequence[Block]) -> bool:
-    """Whether blocks with different layers, and without a tail, are added by one line of a loop."""
-    layers = {(path, block.add.parameters) for block in blocks if not block.tail for path in _paths(block)}
-    return len(layers) > len({path for path, _ in layers})
-
-
-def _shared_paths(blocks: Sequence[Block]) -> set[tuple[str, Path]]:
-    """The paths at which one hit belongs to different blocks."""
-    layers: defaultdict[tuple[str, Path, int], set[tuple[str, ...]]] = defaultdict(set)
-    for block in blocks:
-        for site in _sites_of(block):
-            layers[block.add.module, site.path, site.hit].add(block.add.parameters)
-    return {(module, path) for (module, path, _), found in layers.items() if len(found) > 1}
+    return replace(flow, blocks=tuple(with_other_sites(flow.blocks, others)), passes=tuple(passes))
 
 
 def _sites_elsewhere(
@@ -168,7 +144,7 @@ def _sites(
         yield tracer, finders[0], output
 
 
-def _whole_flow(model: nn.Module, inputs: Inputs, norm_types: tuple[type[nn.Module], ...]) -> Flow:
+def _whole_flow(model: nn.Module, inputs: Inputs, own_norms: tuple[type[nn.Module], ...]) -> Flow:
     with (
         norm_calls(model) as norm_uses,
         _sites(model, inputs, WHOLE.mode, StatisticsBuffer()) as (tracer, finder, output),
@@ -176,17 +152,13 @@ def _whole_flow(model: nn.Module, inputs: Inputs, norm_types: tuple[type[nn.Modu
         outputs = _output_nodes(tracer, output)
         nodes = _ancestors([*outputs, *(add.node for add in tracer.adds)])
         users, calls = _users(nodes), _count_calls(nodes)
-        tails = _tails(tracer.adds, users, set(outputs), calls)
         adds = describe_adds(tracer.adds, type(model).__name__)
-        norms = find_norms(model, nodes, norm_types)
+        norms = find_norms(model, nodes, own_norms)
         last = dict.fromkeys(_last_layers(model, outputs))
         dense = tuple(name for name in last if is_dense(model.get_submodule(name)))
         classifiers = dense or tuple(last)
         return Flow(
-            blocks=tuple(
-                _block(model, add, traced_add, tail, finder.sites.get(traced_add), users)
-                for add, traced_add, tail in zip(adds, tracer.adds, tails, strict=True)
-            ),
+            blocks=tuple(find_blocks(model, adds, tracer.adds, finder.sites, users, set(outputs), calls)),
             norms=tuple(dict.fromkeys(norms.values())),
             feeders=find_feeders(norms, nodes, users, set(outputs)),
             # A tracer with statistics measures the input of batch norms alone.
@@ -228,7 +200,7 @@ def _count_calls(nodes: Iterable[Node]) -> Counter[str]:
     return Counter(module for module, _ in calls)
 
 
-def _users(nodes: Iterable[Node]) -> Mapping[Node, list[Node]]:
+def _users(nodes: Iterable[Node]) -> Users:
     users: defaultdict[Node, list[Node]] = defaultdict(list)
     for node in nodes:
         for parent in (*node.parents, *node.sources):
@@ -244,79 +216,6 @@ def _fan_ins(model: nn.Module, nodes: Iterable[Node]) -> dict[str, int]:
     # A sum of one product is a scale of each channel.
     alike = {name: sizes.pop() or 1 for name, sizes in found.items() if len(sizes) == 1}
     return {name: size for name, size in alike.items() if size > 1 and model.get_parameter(name).dim() > 1}
-
-
-def _block(
-    model: nn.Module,
-    add: ResidualAdd,
-    traced_add: TracedAdd,
-    tail: str | None,
-    site: Site | None,
-    users: Mapping[Node, list[Node]],
-) -> Block:
-    def weights(nodes: Iterable[Node]) -> tuple[str, ...]:
-        used = [name for node in nodes if node.kind is Kind.LINEAR for name in node.parameters]
-        return tuple(dict.fromkeys(name for name in used if model.get_parameter(name).dim() > 1))
-
-    return Block(
-        add,
-        tail,
-        site,
-        weights(traced_add.paths.branch),
-        weights(_last_maps(traced_add)),
-        _returns_sum(traced_add.node, users),
-    )
-
-
-def _last_maps(add: TracedAdd) -> list[Node]:
-    """The linear maps of the branch from which a path without another one leads to the add, in order."""
-    branch, found, waiting = set(add.paths.branch), set[Node](), [add.branch]
-    while waiting:
-        node = waiting.pop()
-        if node in branch and node not in found:
-            found.add(node)
-            if node.kind is not Kind.LINEAR:
-                waiting += origins(node, learned=True, along_skips=True)
-    return sorted((node for node in found if node.kind is Kind.LINEAR), key=lambda node: node.order)
-
-
-def _tails(
-    adds: Sequence[TracedAdd], users: Mapping[Node, list[Node]], outputs: set[Node], calls: Mapping[str, int]
-) -> list[str | None]:
-    """For each add, the last module on its branch that runs for this branch alone, in every call."""
-    ends = [(_maps(add), _ends(add, users, outputs)) for add in adds]
-    uses = Counter((name, maps) for maps, names in ends for name in names)
-    return [next((name for name in names if calls[name] <= uses[name, maps]), None) for maps, names in ends]
-
-
-def _maps(add: TracedAdd) -> frozenset[str]:
-    """The parameters of the branch's linear maps: those of a block that runs again, even with other norms."""
-    maps = (name for node in add.paths.branch if node.kind is Kind.LINEAR for name in node.parameters)
-    return frozenset(maps) or add.layers[1]
-
-
-def _ends(add: TracedAdd, users: Mapping[Node, list[Node]], outputs: set[Node]) -> list[str]:
-    """Modules whose output only the add uses, after scales, copies and dropout at most; the last first."""
-    found, node, branch = list[str](), add.branch, set(add.paths.branch)
-    while node in branch and len(users[node]) == 1 and node not in outputs:
-        if node.call != add.node.call and node.module not in found:
-            found.append(node.module)
-        if node.kind not in (Kind.SCALE, Kind.PASS) or len(node.parents) != 1:
-            break
-        node = node.parents[0]
-    return found
-
-
-def _returns_sum(add: Node, users: Mapping[Node, list[Node]]) -> bool:
-    def inside(node: Node) -> list[Node]:
-        home = f"{add.module}." if add.module else ""
-        return [user for user in users.get(node, ()) if user.call == add.call or user.module.startswith(home)]
-
-    direct = inside(add)
-    if not add.module or not direct:
-        return not direct
-    activated = len(direct) == len(users[add]) == 1 and direct[0].kind is Kind.ACTIVATION
-    return activated and direct[0].call != add.call and not inside(direct[0])
 
 
 def _last_layers(model: nn.Module, outputs: list[Node]) -> Iterator[str]:

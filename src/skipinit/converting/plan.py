@@ -6,7 +6,7 @@ Options are checked before anything is loaded or run, so nothing here imports to
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args
@@ -56,27 +56,37 @@ def make_plan(
         if not found.alpha_is_free or keep_function:
             why = "with keep_function it is 1" if found.alpha_is_free else "it belongs to SkipInit"
             raise ConfigError(f"alpha {alpha} is not allowed for scheme {scheme!r}; {why}")
-        if not (isinstance(alpha, (int, float)) and math.isfinite(alpha)):
-            raise ConfigError(f"alpha {alpha!r} is not allowed; it must be a finite number")
-    if not (biases is None or isinstance(biases, bool)):
-        raise ConfigError(f"biases {biases!r} is not allowed; it must be True, False or None")
-    if not (isinstance(dropout, (int, float)) and 0 <= dropout < 1):
-        raise ConfigError(f"dropout {dropout!r} is not allowed; it must be in [0, 1)")
-    if not (seed is None or (type(seed) is int and -(2**63) <= seed < 2**64)):
-        raise ConfigError(f"seed {seed!r} is not allowed; it must be a whole number of at most 64 bits")
+        require("alpha", alpha, is_number(alpha) and math.isfinite(alpha), "a finite number")
+    require("biases", biases, biases is None or isinstance(biases, bool), "True, False or None")
+    require("dropout", dropout, is_number(dropout) and 0 <= dropout < 1, "in [0, 1)")
+    whole = type(seed) is int and -(2**63) <= seed < 2**64
+    require("seed", seed, seed is None or whole, "a whole number of at most 64 bits")
     starts = get_args(ClassifierStart)
-    if classifier_init not in starts:
-        raise ConfigError(
-            f"classifier_init {classifier_init!r} is not allowed; it must be one of {', '.join(starts)}"
-        )
+    require("classifier_init", classifier_init, classifier_init in starts, f"one of {', '.join(starts)}")
     if keep_function or found.fixup or found.merge != "scale":
-        classifier_init = (
-            "he"  # The classifier is kept, or Fixup zeroes it, or the scheme is for comparison only.
-        )
+        # The classifier is kept, or Fixup zeroes it, or the scheme is for comparison only.
+        classifier_init = "he"
     start = 1.0 if keep_function or found.alpha is None else found.alpha
-    biased = found.conv_biases != "never" if biases is None else biases
-    first = start if alpha is None else float(alpha)
-    return Plan(found, keep_function, first, biased, dropout, seed, classifier_init)
+    return Plan(
+        scheme=found,
+        keep_function=keep_function,
+        alpha=start if alpha is None else float(alpha),
+        biases=found.conv_biases != "never" if biases is None else biases,
+        dropout=dropout,
+        seed=seed,
+        classifier_init=classifier_init,
+    )
+
+
+def require(name: str, value: object, allowed: bool, what: str) -> None:
+    """Raise if the value of an option is not allowed; `what` says which values are."""
+    if not allowed:
+        raise ConfigError(f"{name} {value!r} is not allowed; it must be {what}")
+
+
+def is_number(value: object) -> bool:
+    """Whether this is a number; True and False are none."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _find_scheme(name: str, keep_function: bool) -> Scheme:
@@ -100,49 +110,60 @@ def _changes_function(scheme: Scheme) -> bool:
 class Selection:
     """The modules that may change: outside of `exclude` and, if `only` is given, inside of `only`."""
 
-    model: nn.Module
+    modules: Mapping[str, nn.Module]
+    """The modules of the given model, by every name they have."""
     exclude: tuple[Choice, ...]
     only: tuple[Choice, ...]
+    norms: tuple[type[nn.Module], ...]
+    """The user's own types that only normalize."""
 
     def __contains__(self, name: str) -> bool:
-        names = list(outwards(name))
-        return not self._matched(names, self.exclude) and (not self.only or self._matched(names, self.only))
+        return not self._within(name, self.exclude) and (not self.only or self._within(name, self.only))
 
-    def _matched(self, names: Sequence[str], choices: Sequence[Choice]) -> bool:
-        return any(_matches(self.model, name, choice) for name in names for choice in choices)
+    def _within(self, name: str, choices: Sequence[Choice]) -> bool:
+        return any(_matches(self.modules, around, choice) for around in outwards(name) for choice in choices)
 
 
-def _matches(model: nn.Module, name: str, choice: Choice) -> bool:
+def _matches(modules: Mapping[str, nn.Module], name: str, choice: Choice) -> bool:
     """Whether the choice is, or includes, the module of that name."""
     if isinstance(choice, str):
         return fnmatchcase(name, choice)
-    return isinstance(model.get_submodule(name), choice)
+    return isinstance(modules.get(name), choice)
 
 
 def make_selection(
-    model: nn.Module, exclude: Choice | Sequence[Choice], only: Choice | Sequence[Choice]
+    model: nn.Module,
+    exclude: Choice | Sequence[Choice],
+    only: Choice | Sequence[Choice],
+    norms: type[nn.Module] | Sequence[type[nn.Module]],
 ) -> Selection:
-    """The selection; raises if a choice matches no module."""
+    """The selection; raises if a choice matches no module, or if a norm is no type of module."""
     from torch import nn
 
+    def is_type(choice: object) -> bool:
+        return isinstance(choice, type) and issubclass(choice, nn.Module)
+
+    modules = dict(model.named_modules(remove_duplicate=False))
     names = [name for name, _ in model.named_modules()]
-    chosen = []
-    for option, given in (("exclude", exclude), ("only", only)):
-        choices = as_choices(given)
+    selection = Selection(modules, _as_tuple(exclude), _as_tuple(only), _as_tuple(norms))
+    for option, choices in (("exclude", selection.exclude), ("only", selection.only)):
         for choice in choices:
-            if not isinstance(choice, str) and not (
-                isinstance(choice, type) and issubclass(choice, nn.Module)
-            ):
+            if not isinstance(choice, str) and not is_type(choice):
                 raise ConfigError(f"{option} {choice!r} is neither the name nor the type of a module")
-            if not any(_matches(model, name, choice) for name in names):
+            if not any(_matches(modules, name, choice) for name in names):
                 what = repr(choice) if isinstance(choice, str) else choice.__name__
-                raise ConfigError(f"{option} {what} matches no module of {type(model).__name__}")
-        chosen.append(choices)
-    return Selection(model, *chosen)
+                raise ConfigError(
+                    f"{option} {what} matches no module of {type(model).__name__}; "
+                    "print(model) shows names and types, * matches any text"
+                )
+    for kind in selection.norms:
+        if not is_type(kind):
+            raise ConfigError(f"norms {kind!r} is not a type of module; give classes: norms=(MyNorm,)")
+    return selection
 
 
-def as_choices(given: object) -> tuple[Any, ...]:
-    """The values of an option that takes one value or several; the caller checks them."""
+def _as_tuple(given: Any) -> tuple[Any, ...]:
+    """The values of an option that takes one value or several."""
     return tuple(given) if isinstance(given, Iterable) and not isinstance(given, (str, type)) else (given,)
 
 

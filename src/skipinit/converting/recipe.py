@@ -7,7 +7,6 @@ measures the rate. The user provides batches and a loss.
 
 from __future__ import annotations
 
-import copy
 import itertools
 import math
 import warnings
@@ -23,7 +22,8 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from ..errors import ConfigError, SkipinitError, need, one_line
 from ..nets.layers import l2_parameters
-from ..probing.forward import arguments_of, check_model, preserve_state
+from ..probing.forward import arguments_of, check_model, copy_model, preserve_state
+from .plan import is_number, require
 
 Loss = Callable[[Any, Any], Tensor]
 _CHECKED = 50
@@ -95,14 +95,14 @@ def recipe(
         warm_up: steps over which the rate rises from 0.
     """
     check_model(model)
-    _require("rate", rate, _is_number(rate) and 0 < rate < math.inf, "a positive number")
-    decays = _is_number(weight_decay) and 0 <= weight_decay < math.inf
-    _require("weight_decay", weight_decay, decays, "0 or a positive number")
-    _require("momentum", momentum, _is_number(momentum) and 0 <= momentum < 1, "in [0, 1)")
-    _require("clip_norm", clip_norm, _is_number(clip_norm) and clip_norm > 0, "a positive number")
-    _require("warm_up", warm_up, _is_count(warm_up, 0), "a whole number, 0 or more")
-    _require("steps", steps, steps is None or _is_count(steps, 1), "a whole number, 1 or more, or None")
-    _require(
+    require("rate", rate, is_number(rate) and 0 < rate < math.inf, "a positive number")
+    decays = is_number(weight_decay) and 0 <= weight_decay < math.inf
+    require("weight_decay", weight_decay, decays, "0 or a positive number")
+    require("momentum", momentum, is_number(momentum) and 0 <= momentum < 1, "in [0, 1)")
+    require("clip_norm", clip_norm, is_number(clip_norm) and clip_norm > 0, "a positive number")
+    require("warm_up", warm_up, _is_count(warm_up, 0), "a whole number, 0 or more")
+    require("steps", steps, steps is None or _is_count(steps, 1), "a whole number, 1 or more, or None")
+    require(
         "classes", classes, classes is None or _is_count(classes, 2), "a whole number, 2 or more, or None"
     )
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -121,15 +121,6 @@ def recipe(
 
     schedule = LambdaLR(optimizer, factor)
     return Recipe(optimizer, schedule, list(trained.values()), clip_norm, classes, warm_up)
-
-
-def _require(name: str, value: object, allowed: bool, what: str) -> None:
-    if not allowed:
-        raise ConfigError(f"{name} {value!r} is not allowed; it must be {what}")
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _is_count(value: object, least: int) -> bool:
@@ -217,8 +208,8 @@ def find_rate(
         options: options of `recipe`, except `steps`; the warm-up is a fifth of the steps by default.
     """
     check_model(model)
-    _require("steps", steps, _is_count(steps, 1), "a whole number, 1 or more")
-    _require("loss", loss, callable(loss), "a function of the model's output and the targets")
+    require("steps", steps, _is_count(steps, 1), "a whole number, 1 or more")
+    require("loss", loss, callable(loss), "a function of the model's output and the targets")
     with preserve_state(model):  # A data loader that shuffles draws from torch's generator.
         kept = _pairs(batches, steps)
     options = {"warm_up": max(1, steps // 5), **options}
@@ -282,7 +273,7 @@ def _train_copy(
     options: dict[str, Any],
 ) -> list[float]:
     """The loss of each step; if the training diverges, the last one is infinity."""
-    trained = copy.deepcopy(model).train()
+    trained = copy_model(model).train()
     trainer = recipe(trained, rate, steps=steps, **options)
     with torch.enable_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")

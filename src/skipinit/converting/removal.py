@@ -1,35 +1,32 @@
-"""Remove the norms of a model, or replace each by what it computes in evaluation mode."""
+"""Remove the norms of a model, or replace each by what it computes in evaluation mode.
+
+In evaluation mode batch norm is a scale and a shift per channel. After a linear map they become part of it.
+So the function of a network with batch norm can be kept, and whether the outputs agree is checked.
+"""
 
 from __future__ import annotations
 
+import math
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
-from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
+import torch
+from torch import Tensor, nn
 
+from ..errors import ConfigError, SkipinitError
 from ..nets.blocks import ScalarBias
+from ..nets.layers import CONVOLUTIONS_AND_DENSE
+from ..probing.forward import copy_model
+from ..probing.tensors import tensors_in
 from .changes import Change
 from .extensions import ChannelAffine, Copy, scalar
 from .flow import Flow
-from .folding import as_affine, can_fold, fold, is_batch_norm, is_frozen_batch_norm
+from .norms import is_batch_norm, is_norm
 from .plan import Plan, Selection
 
 NO_BATCH_NORM = "normalizes each example by itself, which no scale and shift computes"
-NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
-
-
-def is_norm(module: nn.Module) -> bool:
-    """Whether the module is one of torch's norms, or a layer that has "norm" in its class name."""
-    custom = not list(module.children()) and "norm" in type(module).__name__.lower()
-    return isinstance(module, NORMS) or custom or is_frozen_batch_norm(module)
-
-
-def unreached_norms(model: nn.Module, reached: Iterable[str]) -> list[str]:
-    """Norms that took no part in the forward pass."""
-    names = set(reached)
-    return [name for name, module in model.named_modules() if isinstance(module, NORMS) and name not in names]
 
 
 def why_not_folded(norm: nn.Module, over_batch: bool) -> str:
@@ -41,7 +38,10 @@ def why_not_folded(norm: nn.Module, over_batch: bool) -> str:
 
 
 class NormRemoval:
-    """Removes the norms that the flow names. `left` says which stayed, and why."""
+    """Removes the norms that the flow names, except those of the blocks in `unscaled`.
+
+    `left` says which stayed, and why. With `stand_ins`, a buffer stays where a norm had a weight.
+    """
 
     def __init__(
         self,
@@ -49,12 +49,11 @@ class NormRemoval:
         flow: Flow,
         plan: Plan,
         selection: Selection,
-        norm_types: tuple[type[nn.Module], ...],
         unscaled: Collection[str],
         stand_ins: bool,
     ) -> None:
         self.model, self.flow, self.plan, self.selection = model, flow, plan, selection
-        self.norm_types, self.stand_ins = norm_types, stand_ins
+        self.stand_ins = stand_ins
         self.changes: list[Change] = []
         self.left: dict[str, str] = {}
         """The norms that stayed, except those that the user excluded: name and reason."""
@@ -100,7 +99,7 @@ class NormRemoval:
             return "" if is_batch_norm(norm) else why_not_folded(norm, name in self.flow.over_batch)
         if name in self.unscaled:
             return "its branch has no scalar"
-        if is_norm(norm) or isinstance(norm, self.norm_types):
+        if is_norm(norm) or isinstance(norm, self.selection.norms):
             return ""
         return f"{kind} normalizes inside its own forward; if it is nothing but a norm, give norms=({kind},)"
 
@@ -146,3 +145,94 @@ def _with_children(norm: nn.Module, layer: nn.Module) -> nn.Module:
         return layer
     head = {} if isinstance(layer, nn.Identity) else {"affine": layer}
     return nn.Sequential(OrderedDict(head | children))
+
+
+@dataclass(frozen=True)
+class Affine:
+    """scale * x + shift, in float64 on the CPU, since not every device has float64."""
+
+    scale: Tensor
+    shift: Tensor
+
+
+@torch.no_grad()
+def as_affine(norm: Any, name: str) -> Affine:
+    """gamma (x - mu) / sqrt(sigma^2 + eps) + beta, with the running averages as mu and sigma^2."""
+    mean, variance = norm.running_mean, norm.running_var
+    if mean is None or variance is None or getattr(norm, "batch_statistics_at_test", False):
+        raise ConfigError(
+            f"{name} has no running statistics, its output depends on the batch at test time too; "
+            "no scale and shift computes that: use keep_function=False"
+        )
+    scale = (_exact(variance) + getattr(norm, "eps", 1e-5)).rsqrt()
+    if norm.weight is not None:
+        scale = scale * _exact(norm.weight)
+    shift = -_exact(mean) * scale
+    return Affine(scale, shift if norm.bias is None else shift + _exact(norm.bias))
+
+
+def _exact(tensor: Tensor) -> Tensor:
+    return tensor.to("cpu", torch.float64)
+
+
+def is_plain(layer: nn.Module) -> bool:
+    """Whether the output is linear in its own weights; a subclass may use them in another way."""
+    return type(layer) in CONVOLUTIONS_AND_DENSE and "weight" in layer._parameters
+
+
+def can_fold(layer: nn.Module, affine: Affine) -> bool:
+    """Whether the layer can take the scale and shift of its outputs into its weights."""
+    return is_plain(layer) and len(layer.get_parameter("weight")) == len(affine.scale)
+
+
+@torch.no_grad()
+def fold(layer: nn.Module, affine: Affine) -> None:
+    """scale * (W x + b) + shift = (scale W) x + (scale b + shift)."""
+    weight = layer.get_parameter("weight")
+    scale = affine.scale.view(-1, *(1,) * (weight.dim() - 1))
+    old = layer._parameters["bias"]
+    bias = affine.shift if old is None else _exact(old) * affine.scale + affine.shift
+    weight.copy_(_exact(weight) * scale)
+    layer.register_parameter("bias", nn.Parameter(bias.to(weight), requires_grad=weight.requires_grad))
+
+
+def check_finite(outputs: Sequence[Tensor], model: str) -> None:
+    """Raise if an output of the model of that class in evaluation mode is not finite."""
+    if not all(bool(output.isfinite().all()) for output in outputs):
+        raise SkipinitError(
+            f"{model} gives NaN or infinity in evaluation mode: there is no function to keep; "
+            "its running statistics do not fit: train it first, or use keep_function=False"
+        )
+
+
+def largest_difference(outputs: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+    """max |output - expected| / max |expected| over all tensors; NaN if anything is."""
+    if len(outputs) != len(expected):
+        return math.inf
+    ratios = [
+        ((output - wanted).abs().max() / wanted.abs().max().clamp(min=torch.finfo(wanted.dtype).tiny)).item()
+        for output, wanted in zip(outputs, expected, strict=True)
+        if wanted.numel()
+    ]
+    return max(ratios, default=0.0, key=lambda ratio: math.inf if math.isnan(ratio) else ratio)
+
+
+def rounding_tolerance(outputs: Sequence[Tensor]) -> float:
+    """The square root of the coarsest rounding error: more than folding costs, less than a mistake does."""
+    return max((torch.finfo(tensor.dtype).eps ** 0.5 for tensor in outputs), default=0.0)
+
+
+def in_double(value: Any) -> Any:
+    """The same with every floating-point tensor in float64; a module is copied."""
+    if isinstance(value, nn.Module):
+        return copy_model(value).double()
+    if isinstance(value, Tensor):
+        return value.double() if value.is_floating_point() else value
+    if isinstance(value, Mapping):
+        return {name: in_double(item) for name, item in value.items()}
+    return type(value)(in_double(item) for item in value) if type(value) in (list, tuple) else value
+
+
+def floating_tensors(outputs: Any) -> list[Tensor]:
+    """The floating-point tensors of what a model returned."""
+    return [tensor for tensor in tensors_in(outputs) if tensor.is_floating_point()]

@@ -1,15 +1,24 @@
-"""Change a copy of a model: remove norms, add scalars and biases. The model's own forward stays the same."""
+"""Change a copy of a model: remove norms, add scalars and biases. The model's own forward stays the same.
+
+Whether a scalar scales its whole branch is not proved but tried: with every scalar at 0, no branch may
+contribute. Where one does, the surgery is done again on a fresh copy, with the scalar at the add, or without.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection
+import copy
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
 
-from ..errors import SkipinitError
+from ..errors import ConfigError, SkipinitError, one_line
 from ..nets.layers import LINEAR_MAPS, is_linear_map
+from ..probing.adds import BRANCH_SCALAR
+from ..probing.forward import Inputs
+from ..probing.measure import measure
+from .branches import Block
 from .changes import Change
 from .extensions import (
     BiasedInput,
@@ -20,40 +29,88 @@ from .extensions import (
     extend,
     scalar,
 )
-from .flow import Block, Flow
-from .fresh import draw_weights
+from .flow import WHOLE, Flow
+from .initialization import draw_weights
 from .plan import Plan, Selection, outwards
 from .removal import NormRemoval
 from .sites import ScaledAdds
 
 
-def disable_inplace(model: nn.Module) -> None:
-    """Without the norm before it, an in-place activation would write into the skip."""
-    for module in model.modules():
-        if getattr(module, "inplace", False) is True:
-            module.inplace = False  # type: ignore[assignment]
+@dataclass
+class Corrections:
+    """What earlier attempts at a surgery showed."""
+
+    at_the_add: set[str] = field(default_factory=set)
+    """Blocks whose branch is not all scaled by the module that ends it: the scalar belongs at the add."""
+    unscaled: set[str] = field(default_factory=set)
+    """Blocks whose branch contributes although the add scales it: they get no scalar."""
+    stand_ins: bool = False
+    """Whether the forward reads the weights of removed norms: buffers stay in their place."""
+
+
+def operate(prepared: nn.Module, flow: Flow, plan: Plan, selection: Selection, inputs: Inputs) -> Surgery:
+    """Change a copy of `prepared` until each scalar scales its whole branch; scalars move or are omitted."""
+    corrections = Corrections()
+    while True:
+        surgery = Surgery(copy.deepcopy(prepared), flow, plan, selection, corrections)
+        surgery.run()
+        try:
+            surgery.contributing = _contributing_at_zero(surgery.model, inputs, flow)
+        except ConfigError as error:
+            if isinstance(error.__cause__, AttributeError) and not corrections.stand_ins:
+                corrections.stand_ins = True  # The forward reads a norm's weight.
+                continue
+            reason = one_line(error.__cause__ if isinstance(error.__cause__, Exception) else error)
+            raise SkipinitError(
+                f"{type(prepared).__name__}: its forward fails without its norms ({reason}); "
+                "exclude= leaves modules as they are"
+            ) from error
+        tails = {block.add.name for block in surgery.on_tail}
+        sites = {block.add.name for block in surgery.on_site}
+        if plan.scheme.merge != "scale" or not surgery.contributing & (tails | sites):
+            return surgery
+        corrections.at_the_add |= surgery.contributing & tails
+        corrections.unscaled |= surgery.contributing & sites
+
+
+@torch.no_grad()
+def _contributing_at_zero(model: nn.Module, inputs: Inputs, flow: Flow) -> set[str]:
+    """The blocks whose branch adds something in one of the passes even when every scalar is 0."""
+    contributing, names = set[str](), defaultdict[tuple[str, tuple[str, ...]], set[str]](set)
+    scalars = [p for name, p in model.named_parameters() if name.endswith(BRANCH_SCALAR)]
+    values = [parameter.clone() for parameter in scalars]
+    for parameter in scalars:
+        parameter.zero_()
+    for run in flow.passes:
+        with run.prepared(model):
+            report = measure(model, inputs, run.mode)
+        for add, row in zip(report.adds, report.rows, strict=True):
+            block = add.module, add.parameters
+            if run is WHOLE:
+                names[block].add(add.name)
+            if row.branch_variance != 0:
+                # Where layers are dropped, the next block has the number of the one that is missing.
+                contributing |= {add.name} if run is WHOLE else names.get(block, {add.name})
+    for parameter, value in zip(scalars, values, strict=True):
+        parameter.copy_(value)
+    return contributing
 
 
 class Surgery:
     """Changes `model` as the plan says. `changes` lists what was done, `left` what was not, and why.
 
     Each branch gets its scalar at its end: on the module that ends it, or, where that module has other uses
-    or there is none, at the add itself. Blocks named in `at_the_add` get theirs there in any case, and those
-    in `unscaled` get none. With `stand_ins`, removed norms keep buffers where their weights were.
+    or there is none, at the add itself. `corrections` says where that was tried in vain.
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        flow: Flow,
-        plan: Plan,
-        selection: Selection,
-        norm_types: tuple[type[nn.Module], ...],
-        at_the_add: Collection[str],
-        unscaled: Collection[str],
-        stand_ins: bool,
+        self, model: nn.Module, flow: Flow, plan: Plan, selection: Selection, corrections: Corrections
     ) -> None:
         self.model, self.flow, self.plan, self.selection = model, flow, plan, selection
+        self.contributing: set[str] = set()
+        """The blocks whose branch contributes although every scalar is 0."""
+        self.remarks: list[str] = []
+        """What the user is to be warned of."""
         self.changes: list[Change] = []
         self.kept: list[str] = []
         """The parameters that were not drawn anew, though the rest was."""
@@ -63,9 +120,9 @@ class Surgery:
         scaled = plan.scheme.merge == "scale"
         self.on_tail, self.on_site, self.unscaled = list[Block](), list[Block](), list[Block]()
         for block in self.chosen:
-            if scaled and block.add.name in unscaled:
+            if scaled and block.add.name in corrections.unscaled:
                 self.unscaled.append(block)
-            elif block.tail is not None and block.add.name not in at_the_add:
+            elif block.tail is not None and block.add.name not in corrections.at_the_add:
                 self.on_tail.append(block)
             elif self._can_scale_at_add(block):
                 self.on_site.append(block)
@@ -73,12 +130,17 @@ class Surgery:
                 self.unscaled.append(block)
         self.blocks = [block for block in self.chosen if block not in self.unscaled]
         names = [block.add.name for block in self.unscaled]
-        self.removal = NormRemoval(model, flow, plan, selection, norm_types, names, stand_ins)
+        self.removal = NormRemoval(model, flow, plan, selection, names, corrections.stand_ins)
 
     @property
     def left(self) -> dict[str, str]:
         """Branches without a scalar and norms that stayed, each with the reason."""
         return {block.add.name: _why_unscaled(block) for block in self.unscaled} | self.removal.left
+
+    @property
+    def removed_norms(self) -> set[str]:
+        """The norms that were removed."""
+        return {change.module for change in self.changes if change.removed}
 
     def _can_scale_at_add(self, block: Block) -> bool:
         known = block.site is not None and not (block.is_recomputed or block.site_is_shared)
@@ -135,8 +197,7 @@ class Surgery:
                 if scale is not None and scale in remaining:
                     remaining[scale].fill_(1.0)
                     kept = [name for name in kept if name != scale]
-        replaced = {change.module for change in self.changes if change.removed}
-        self.kept = [name for name in kept if replaced.isdisjoint(outwards(name))]
+        self.kept = [name for name in kept if self.removed_norms.isdisjoint(outwards(name))]
 
     def _scale_branches(self) -> None:
         for block in self.on_tail:

@@ -104,6 +104,17 @@ def _is_labelled(batch: Sequence[Any]) -> bool:
     return bool(whole and examples.dim() > 1 and labels.shape == examples.shape[:1])
 
 
+def copy_model(model: nn.Module) -> nn.Module:
+    """A deep copy. A model may hold activations of its last forward, which `deepcopy` alone refuses."""
+    held = (tensor for module in model.modules() for tensor in tensors_in(vars(module)))
+    copies: dict[int, Any] = {id(tensor): tensor.detach().clone() for tensor in held if not tensor.is_leaf}
+    try:
+        return copy.deepcopy(model, copies)
+    except Exception as error:
+        reason = f"{type(model).__name__} cannot be copied ({one_line(error)}); make a fresh one"
+        raise SkipinitError(reason) from error
+
+
 @contextmanager
 def traced(
     model: nn.Module,
@@ -259,6 +270,21 @@ def preserve_generators() -> Iterator[None]:
         finally:
             random.setstate(python_state)
             np.random.set_state(numpy_state)
+
+
+@contextmanager
+def seeded(seed: int | None) -> Iterator[None]:
+    """Run the body with every global generator at that seed, then restore them; None: leave them alone."""
+    if seed is None:
+        yield
+        return
+    with preserve_generators():
+        torch.default_generator.manual_seed(seed)
+        for generator in torch.cuda.default_generators:  # None are there until a GPU is used.
+            generator.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        yield
 
 
 @contextmanager

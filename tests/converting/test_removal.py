@@ -13,13 +13,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from skipinit.converting.convert import convert
 from skipinit.converting.extensions import ChannelAffine
-from skipinit.converting.folding import (
+from skipinit.converting.norms import is_batch_norm, is_frozen_batch_norm
+from skipinit.converting.removal import (
     as_affine,
     can_fold,
     check_finite,
     in_double,
-    is_batch_norm,
-    is_frozen_batch_norm,
     largest_difference,
     rounding_tolerance,
 )

@@ -1,4 +1,4 @@
-"""Draw the weights of a model anew: variance 2 / fan-in for linear maps (section 2.3).
+"""Draw the weights of a model anew: variance 2 / fan-in for linear maps (section 2.3), or Fixup's start.
 
 Other layers are drawn by their own `reset_parameters`.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -17,10 +17,12 @@ from torch.nn import functional as F
 from torch.nn.utils.parametrize import is_parametrized
 
 from ..errors import ConfigError, one_line
-from ..nets.layers import is_linear_map, scale_normal
-from .passes import seeded_torch
+from ..nets.layers import is_linear_map, scale_normal, scale_weight
+from ..probing.forward import Inputs, seeded
+from ..probing.measure import measure
+from .branches import Block
+from .norms import is_norm
 from .plan import Plan, Selection
-from .removal import is_norm
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ def draw_weights(
     for name, layer in maps.items():
         zero = plan.scheme.fixup or (name == classifier and plan.classifier_init == "zero")
         _check_drawable(name, layer, plan, zero)
-    with seeded_torch(model, plan.seed):
+    with seeded(plan.seed):
         for name, rule in others.items():
             _apply(rule, name, model.get_submodule(name))
     device = next((parameter.device for parameter in model.parameters()), None)
@@ -145,3 +147,62 @@ def _takes_values(layer: nn.Module) -> bool:
     except (RuntimeError, NotImplementedError):
         return False
     return F.cosine_similarity(layer.weight.flatten(), value.flatten(), 0).item() > 0.999
+
+
+@torch.no_grad()
+def start_fixup(
+    model: nn.Module, blocks: Sequence[Block], classifier: str | None, selection: Selection, inputs: Inputs
+) -> None:
+    """Fixup's components 1 and 2: the last map of each branch and the classifier are zero, the other maps
+    are scaled by depth.
+    """
+    branches = [block.weights for block in blocks if block.weights]
+    zeros = _zero_ends(model, blocks, selection, inputs)
+    factors = {
+        name: len(branches) ** (-1 / (2 * len(weights) - 2))
+        for weights in branches
+        for name in weights
+        if name not in zeros and len(weights) > 1 and _owner(name) in selection
+    }
+    for name, factor in factors.items():
+        model.get_parameter(name).mul_(factor)
+    if classifier is not None and classifier in selection:
+        layer = model.get_submodule(classifier)
+        if not is_tied(layer, model):
+            scale_weight(layer, 0.0)
+
+
+def _zero_ends(model: nn.Module, blocks: Sequence[Block], selection: Selection, inputs: Inputs) -> set[str]:
+    """Zero as few of each branch's last maps as make the branch zero; returns their weights.
+
+    A sum needs both maps at zero, a product only one: if both were zero, neither would ever learn. A gate's
+    map does not help, since sigmoid(0) = 1/2. Trial tells which maps are needed: zero all, then restore one
+    after another, the last one first.
+    """
+    ends = {block.add.name: [name for name in block.ends if _owner(name) in selection] for block in blocks}
+    starts = {name: model.get_parameter(name).clone() for names in ends.values() for name in names}
+    zeros = set(starts)
+
+    def apply() -> None:
+        for name, start in starts.items():
+            model.get_parameter(name).copy_(torch.zeros_like(start) if name in zeros else start)
+
+    def contributing() -> set[str]:
+        apply()
+        rows = measure(model, inputs, "whole").rows
+        return {row.name for row in rows if row.branch_variance != 0 and row.name in several}
+
+    several = {block: names for block, names in ends.items() if len(names) > 1}
+    never_zero = contributing() if several else set[str]()
+    for block in never_zero:
+        zeros -= set(several.pop(block)[:-1])
+    for place in range(1, 1 + max(map(len, several.values()), default=0)):
+        restored = {names[-place] for names in several.values() if place <= len(names)}
+        zeros -= restored
+        zeros |= restored.intersection(name for block in contributing() for name in several[block])
+    apply()
+    return zeros
+
+
+def _owner(parameter: str) -> str:
+    return parameter.rpartition(".")[0]

@@ -1,4 +1,4 @@
-"""How a forward pass uses norms: which it runs, which layer feeds each, and which are on a skip path."""
+"""Norms: which modules are norms, and how a forward pass uses them."""
 
 from __future__ import annotations
 
@@ -8,20 +8,49 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from ..probing.adds import TracedAdd
-from ..probing.operations import Kind, Node
+from ..probing.operations import Kind, Node, origins
 from ..probing.tensors import tensors_in
-from .folding import is_frozen_batch_norm
 from .plan import outwards
+
+_NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+
+
+def is_norm(module: nn.Module) -> bool:
+    """Whether the module is one of torch's norms, or a layer that has "norm" in its class name."""
+    custom = not list(module.children()) and "norm" in type(module).__name__.lower()
+    return isinstance(module, _NORMS) or custom or is_frozen_batch_norm(module)
+
+
+def is_batch_norm(module: nn.Module) -> bool:
+    """Whether the module is a batch norm, frozen or not."""
+    return isinstance(module, _BatchNorm) or is_frozen_batch_norm(module)
+
+
+def is_frozen_batch_norm(module: nn.Module) -> bool:
+    """Whether the module is a batch norm whose statistics and affine parameters are buffers.
+
+    torchvision, timm and Hugging Face each have a class of their own for it.
+    """
+    named = "norm" in type(module).__name__.lower() and not isinstance(module, _BatchNorm)
+    statistics = (getattr(module, name, None) for name in ("running_mean", "running_var"))
+    return named and all(isinstance(values, Tensor) and values.dim() == 1 for values in statistics)
+
+
+def unreached_norms(model: nn.Module, reached: Iterable[str]) -> list[str]:
+    """Norms of torch that took no part in the forward pass."""
+    names = set(reached)
+    return [n for n, module in model.named_modules() if isinstance(module, _NORMS) and n not in names]
 
 
 def find_norms(
-    model: nn.Module, nodes: Iterable[Node], norm_types: tuple[type[nn.Module], ...]
+    model: nn.Module, nodes: Iterable[Node], own_types: tuple[type[nn.Module], ...]
 ) -> dict[Node, str]:
     """The operations that are part of a normalization, with the name of the module that stands for it."""
     modules = dict(model.named_modules(remove_duplicate=False))
-    own = {name for name, module in modules.items() if name and isinstance(module, norm_types)}
+    own = {name for name, module in modules.items() if name and isinstance(module, own_types)}
     frozen = {name for name, module in modules.items() if is_frozen_batch_norm(module)}
     homes: dict[Node, str] = {}
     for node in nodes:
@@ -71,7 +100,7 @@ def find_feeders(
     norms: Iterable[Node], nodes: Iterable[Node], users: Mapping[Node, list[Node]], outputs: set[Node]
 ) -> dict[str, str]:
     """For a norm: the module whose linear map is its input, where nothing else uses that map's output."""
-    entries = entries_of(nodes)
+    entries = _entries(nodes)
     feeders: dict[str, str] = {}
     for norm in norms:
         given = entries[norm.module, norm.call]
@@ -84,7 +113,7 @@ def find_feeders(
     return feeders
 
 
-def entries_of(nodes: Iterable[Node]) -> Mapping[tuple[str, int], set[Node]]:
+def _entries(nodes: Iterable[Node]) -> Mapping[tuple[str, int], set[Node]]:
     """For each call of a module: the operations outside of it whose results it used."""
     entries: defaultdict[tuple[str, int], set[Node]] = defaultdict(set)
     for node in nodes:
@@ -113,3 +142,33 @@ def _normalizes_sum(norm: Node) -> bool:
         waiting.extend(parent for parent in node.parents if parent.call == norm.call)
         given.update(parent.kind for parent in node.parents if parent.call != norm.call)
     return Kind.RESIDUAL in given
+
+
+def find_raw_norms(
+    model: nn.Module, norms: Mapping[Node, str], nodes: Iterable[Node], adds: Sequence[TracedAdd]
+) -> tuple[str, ...]:
+    """The norms whose input no linear map or block computed, and which is not a stream itself.
+
+    A branch of such a stream starts with the stream's own scale.
+    """
+    embeddings = {name for name, module in model.named_modules() if isinstance(module, nn.Embedding)}
+    streams = {add.skip for add in adds}
+    entries = _entries(nodes)
+    raw = {
+        name: all(_is_raw(given, embeddings, streams) for given in entries[node.module, node.call])
+        for node, name in norms.items()
+    }
+    return tuple(name for name, found in raw.items() if found)
+
+
+def _is_raw(end: Node, embeddings: set[str], streams: set[Node]) -> bool:
+    waiting, seen = [end], {end}
+    while waiting:
+        node = waiting.pop()
+        computed = node.kind is Kind.LINEAR and node.module not in embeddings
+        if computed or node in streams or node.kind in (Kind.RESIDUAL, Kind.ATTENTION):
+            return False
+        before = origins(node, learned=True)
+        waiting += [parent for parent in before if parent not in seen]
+        seen.update(before)
+    return True

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from skipinit import convert
-from skipinit.converting.norm_uses import norm_calls
+from skipinit.converting.norms import norm_calls
 from skipinit.errors import SkipinitError
 from support.convert_models import scalars
 from support.probe_models import vectors

@@ -1,0 +1,168 @@
+"""The first signal of a converted network has the scale that norms gave it.
+
+He's weights keep the scale of their inputs. So three places need a scale of their own, measured on the inputs
+of the conversion: streams that start from tables, norms on what no layer computed, and the outputs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from contextlib import ExitStack
+
+import torch
+from torch import Tensor, nn
+
+from ..nets.layers import scale_weight
+from ..probing.forward import Inputs, arguments_of, preserve_state
+from ..probing.measure import measure
+from .changes import Change
+from .extensions import ScaledInput, ScaledTable, extend
+from .initialization import is_tied
+from .removal import is_plain
+from .surgery import Surgery
+
+_SMALL = 0.5
+"""A stream of a smaller deviation is scaled up."""
+_NEAR_1 = (0.5, 2.0)
+"""An input of a deviation between these needs no scale."""
+_VANISHED = 1e-3
+"""With outputs of a smaller standard deviation, a network does not learn."""
+_FIRST_OUTPUTS = 1.0
+"""Standard deviation of the first outputs: the cross-entropy is within 1/2 of that of chance."""
+
+
+@torch.no_grad()
+def start_streams(surgery: Surgery, inputs: Inputs) -> None:
+    """Multiply what comes from tables until the streams that start from them have a deviation of 1.
+
+    Tables are embeddings of tokens and positions, class tokens, learned queries. They have small entries,
+    often of a deviation of 0.02, because a norm follows. Without norms the stream would keep that size:
+    attention would be uniform and activations linear, and the network would hardly learn. The entries of
+    embeddings stay as they are, for the optimizer, and for a classifier that is tied to them.
+
+    A table that several streams share has one factor, which the other tables of these streams get, too.
+    """
+    if not surgery.flow.tables:
+        return
+    rows = {row.name: row for row in measure(surgery.model, inputs, "whole").rows}
+    factors: dict[str, float] = {}
+    for block, tables in surgery.flow.tables.items():
+        spread = rows[block].skip_variance ** 0.5 if block in rows else 0.0
+        known = next((factors[name] for name in tables if name in factors), None)
+        # A constant, such as the first state of a recurrence, is no stream: its parameters may be decays.
+        if spread > 0 and (known is not None or spread < _SMALL):
+            factors = dict.fromkeys(tables, known or 1 / spread) | factors
+    modules = dict(surgery.model.named_modules())
+    for name, factor in factors.items():
+        embedding = modules.get(name)
+        if (name if embedding is not None else name.rpartition(".")[0]) not in surgery.selection:
+            continue
+        if embedding is None:
+            surgery.model.get_parameter(name).mul_(factor)
+        else:
+            extend(embedding, ScaledTable)
+            scale = torch.full_like(embedding.get_parameter("weight")[0, 0], factor)
+            embedding.register_buffer("table_scale", scale)
+        surgery.changes.append(Change(None, name, "", f"times {factor:.3g}, for a signal of deviation 1"))
+
+
+@torch.no_grad()
+def start_raw_inputs(surgery: Surgery, inputs: Inputs) -> None:
+    """Put a constant in the place of each removed norm on what no layer computed, for a deviation of 1.
+
+    That is raw data, whatever its unit, or a table beside the stream, such as what latents attend to.
+    """
+    for name in surgery.flow.raw_norms:
+        if name not in surgery.removed_norms or surgery.flow.calls[name] != 1:
+            continue
+        layer, given = surgery.model.get_submodule(name), list[Tensor]()
+        with layer.register_forward_pre_hook(lambda _, args, given=given: given.extend(args)):
+            _run_once(surgery.model, inputs)
+        if len(given) != 1:
+            continue
+        spread = given[0].std(correction=0)
+        if 0 < spread < _NEAR_1[0] or _NEAR_1[1] < spread < torch.inf:
+            extend(layer, ScaledInput)
+            layer.register_buffer("input_scale", 1 / spread)
+            words = f"times {1 / spread.item():.3g}, for an input of deviation 1"
+            surgery.changes.append(Change(None, name, "", words))
+
+
+@torch.no_grad()
+def start_outputs(surgery: Surgery, inputs: Inputs) -> None:
+    """Start the classifier at zero, or so small that the outputs have a standard deviation of at most 1.
+
+    A classifier that is tied to an embedding stays as it is.
+    """
+    model, flow, plan = surgery.model, surgery.flow, surgery.plan
+    if plan.classifier_init == "he" or flow.classifier is None or flow.classifier not in surgery.selection:
+        return
+    layer = model.get_submodule(flow.classifier)
+    spread = _spread_of_output(layer, model, inputs)
+    if spread < _VANISHED:
+        _restore_signal(surgery, inputs)
+        spread = _spread_of_output(layer, model, inputs)
+    if is_tied(layer, model):
+        return
+    if spread < _VANISHED:
+        surgery.remarks.append(
+            f"the signal vanishes: the outputs have a standard deviation of {spread:.0e}; layers without a "
+            "skip around them need their norms, exclude= keeps them"
+        )
+    if plan.classifier_init == "zero":
+        scale_weight(layer, 0.0)
+    elif spread > _FIRST_OUTPUTS and math.isfinite(spread):
+        scale_weight(layer, _FIRST_OUTPUTS / spread)
+
+
+def _restore_signal(surgery: Surgery, inputs: Inputs) -> None:
+    """Give layers outside of branches the scale that their norms gave them.
+
+    The weights before each removed norm are divided by what the norm would have divided by on these inputs.
+    """
+    model, flow = surgery.model, surgery.flow
+    removed = surgery.removed_norms
+    within = {norm for block in flow.blocks for norm in block.add.branch_norms}
+    names = [flow.feeders[norm] for norm in flow.norms if norm in removed - within and norm in flow.feeders]
+    layers = {
+        name: layer
+        for name in names
+        if flow.calls[name] == 1
+        and name in surgery.selection
+        and is_plain(layer := model.get_submodule(name))
+    }
+    _unit_spread(layers.values(), model, inputs)
+    for name in layers:
+        surgery.changes.append(Change(None, name, "", "weights scaled to a signal of deviation 1"))
+
+
+def _spread_of_output(layer: nn.Module, model: nn.Module, inputs: Inputs) -> float:
+    """The standard deviation of a layer's output while the model runs in evaluation mode."""
+    outputs: list[Tensor] = []
+    with layer.register_forward_hook(lambda _, __, output: outputs.append(output)):
+        _run_once(model, inputs)
+    return outputs[-1].std(correction=0).item()
+
+
+def _unit_spread(layers: Iterable[nn.Module], model: nn.Module, inputs: Inputs) -> None:
+    """Scale the weights of some layers so that the output of each has a standard deviation of 1."""
+
+    def rescale(layer: nn.Module, _: object, output: Tensor) -> Tensor:
+        spread = output.std(correction=0).item()
+        if not 0 < spread < math.inf:
+            return output
+        layer.get_parameter("weight").div_(spread)
+        return output / spread  # The next layers get the rescaled output.
+
+    with ExitStack() as hooks:
+        for layer in layers:
+            hooks.enter_context(layer.register_forward_hook(rescale))
+        _run_once(model, inputs)
+
+
+def _run_once(model: nn.Module, inputs: Inputs) -> None:
+    """One pass in evaluation mode; the model is left as it was."""
+    args, kwargs = arguments_of(model, inputs)
+    with preserve_state(model, "evaluation"):
+        model(*args, **kwargs)
