@@ -6,13 +6,17 @@ its own, with one more parameter. Its name, its other parameters and its place i
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.fx import Proxy
 from torch.nn import functional as F
+
+from ..errors import SkipinitError
 
 
 class ChannelAffine(nn.Module):
@@ -65,11 +69,11 @@ class ScaledOutput(nn.Module):
     merge_bias: nn.Parameter | None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """If the layer returns a tuple, as attention does, its first tensor is the branch."""
-        out = super().forward(*args, **kwargs)
-        if isinstance(out, tuple):
-            return (_scale(out[0], self), *out[1:])
-        return _scale(out, self)
+        """If the layer returns a tuple, as attention does, its first tensor is the branch.
+
+        From a dictionary or list nothing is scaled. A surgery notices that, and puts the scalar at the add.
+        """
+        return _change_output(lambda branch: _scale(branch, self), super().forward(*args, **kwargs))
 
 
 def _scale(branch: Tensor, by: BranchScale | ScaledOutput) -> Tensor:
@@ -77,15 +81,37 @@ def _scale(branch: Tensor, by: BranchScale | ScaledOutput) -> Tensor:
     return scaled if by.merge_bias is None else scaled + by.merge_bias
 
 
+def _change_output(change: Callable[[Tensor], Tensor], output: Any) -> Any:
+    """The output with its tensor, or the first of its tuple, changed; any other output as it is."""
+    if isinstance(output, (Tensor, Proxy)):  # torch.fx traces with proxies.
+        return change(output)
+    if isinstance(output, tuple) and output and isinstance(output[0], (Tensor, Proxy)):
+        changed = (change(output[0]), *output[1:])
+        return type(output)(*changed) if hasattr(output, "_fields") else changed
+    return output
+
+
+def _change_input(change: Callable[[Tensor], Tensor], args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """The arguments with the first of them changed, whether it was given by position or by name."""
+    if args:
+        return (change(args[0]), *args[1:]), kwargs
+    first = next(iter(kwargs))
+    return args, kwargs | {first: change(kwargs[first])}
+
+
 class DividedOutput(nn.Module):
     """layer(x) / sqrt(2)"""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The variance stays constant with depth, yet skip and branch weigh the same."""
-        out = super().forward(*args, **kwargs)
-        if isinstance(out, tuple):
-            return (out[0] * 0.5**0.5, *out[1:])
-        return out * 0.5**0.5
+        output = super().forward(*args, **kwargs)
+        divided = _change_output(lambda total: total * 0.5**0.5, output)
+        if divided is output:
+            raise SkipinitError(
+                f"{type(self).__name__} returns a {type(output).__name__}: its sum cannot be divided by "
+                "sqrt(2) from outside; return a tensor or a tuple, or try scheme='skipinit'"
+            )
+        return divided
 
 
 class BiasedInput(nn.Module):
@@ -93,9 +119,10 @@ class BiasedInput(nn.Module):
 
     input_bias: nn.Parameter
 
-    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
         """One number for all values."""
-        return super().forward(x + self.input_bias, *args, **kwargs)
+        args, kwargs = _change_input(lambda x: x + self.input_bias, args, kwargs)
+        return super().forward(*args, **kwargs)
 
 
 class ScaledTable(nn.Module):
@@ -113,9 +140,10 @@ class ScaledInput(nn.Module):
 
     input_scale: Tensor
 
-    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The scale is a constant, saved with the model."""
-        return super().forward(self.input_scale * x, *args, **kwargs)
+        args, kwargs = _change_input(lambda x: self.input_scale * x, args, kwargs)
+        return super().forward(*args, **kwargs)
 
 
 class DroppedInput(nn.Module):
@@ -123,10 +151,10 @@ class DroppedInput(nn.Module):
 
     input_dropout: float
 
-    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The identity at test time."""
-        dropped = F.dropout(x, self.input_dropout, self.training)
-        return super().forward(dropped, *args, **kwargs)
+        args, kwargs = _change_input(lambda x: F.dropout(x, self.input_dropout, self.training), args, kwargs)
+        return super().forward(*args, **kwargs)
 
 
 def extend(module: nn.Module, extension: type[nn.Module], **fields: Any) -> None:
@@ -140,14 +168,21 @@ def extend(module: nn.Module, extension: type[nn.Module], **fields: Any) -> None
 
 @cache
 def _extended_class(base: Any, extensions: Any) -> type[nn.Module]:
-    name = "".join(extension.__name__ for extension in extensions) + base.__name__
-    fields = {"extended": (base, extensions), "__reduce_ex__": _reduce, "__doc__": extensions[0].__doc__}
-    return type(name, (*extensions, base), fields)
+    """The class has the name of the user's, which other code may look at; `print` shows what extends it."""
+    shown = "".join(extension.__name__ for extension in extensions) + base.__name__
+    fields = {
+        "extended": (base, extensions),
+        "__reduce_ex__": _reduce,
+        "__doc__": extensions[0].__doc__,
+        "__qualname__": shown,
+        "_get_name": lambda _: shown,
+    }
+    return type(base.__name__, (*extensions, base), fields)
 
 
 def _reduce(self: nn.Module, protocol: Any) -> tuple[Any, ...]:
     """Pickle and copy the module by its parts, since its class has no importable name."""
-    return _rebuild, type(self).__dict__["extended"], self.__dict__
+    return _rebuild, type(self).__dict__["extended"], self.__getstate__()
 
 
 def _rebuild(base: Any, extensions: Any) -> nn.Module:

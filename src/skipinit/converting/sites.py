@@ -120,7 +120,7 @@ class ScaledAdds(nn.Module):
         """The call stack tells which addition it is. Compiled code has none: compilers skip this module."""
         if any(isinstance(arg, Proxy) for arg in (*args, *kwargs.values())):
             raise SkipinitError(
-                f"{_class_name(self)} scales its branch at the add, which torch.fx cannot trace; "
+                f"{type(self).__name__} scales its branch at the add, which torch.fx cannot trace; "
                 "use torch.export"
             )
         with _Scaling(self):
@@ -155,15 +155,9 @@ class _Scaling(TorchFunctionMode):
         """Raise if the backward pass will recompute this add, because it would do so without the scale."""
         if _CHECKPOINT in path and path[0] in {site[0] for site in self.module.branch_sites}:
             raise SkipinitError(
-                f"{_class_name(self.module)} checkpoints its own add, which is then recomputed without the "
+                f"{type(self.module).__name__} checkpoints its own add, which is then recomputed without the "
                 "branch scalar; checkpoint the module as a whole"
             )
-
-
-def _class_name(module: ScaledAdds) -> str:
-    """The name of the user's class."""
-    kind: Any = type(module)
-    return str(kind.extended[0].__name__)
 
 
 def _add(
@@ -186,9 +180,12 @@ def _scale_operand(
     site: Site, scale: Callable[[Tensor], Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if site.operation == "sum":
-        axis = args[1] if len(args) > 1 else kwargs["dim"]
+        kwargs = dict(kwargs)
+        stacked = args[0] if args else kwargs.pop("input")
+        # `axis` is numpy's word for `dim`, which torch takes, too.
+        axis = args[1] if len(args) > 1 else kwargs.get("dim", kwargs.get("axis"))
         axis = axis if isinstance(axis, int) else axis[0]
-        parts = list(args[0].unbind(axis))
+        parts = list(stacked.unbind(axis))
         parts[site.operand] = scale(parts[site.operand])
         return (torch.stack(parts, axis), *args[1:]), kwargs
     position = _OPERANDS.get(site.operation, (0, 1))[site.operand]
