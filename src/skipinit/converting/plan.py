@@ -58,6 +58,8 @@ def make_plan(
             raise ConfigError(f"alpha {alpha} is not allowed for scheme {scheme!r}; {why}")
         require("alpha", alpha, is_number(alpha) and math.isfinite(alpha), "a finite number")
     require("biases", biases, biases is None or isinstance(biases, bool), "True, False or None")
+    if biases is not None and keep_function:
+        raise ConfigError(f"biases {biases} is not allowed with keep_function; folding adds those it needs")
     require("dropout", dropout, is_number(dropout) and 0 <= dropout < 1, "in [0, 1)")
     whole = type(seed) is int and -(2**63) <= seed < 2**64
     require("seed", seed, seed is None or whole, "a whole number of at most 64 bits")

@@ -122,7 +122,7 @@ class Surgery:
         for block in self.chosen:
             if scaled and block.add.name in corrections.unscaled:
                 self.unscaled.append(block)
-            elif block.tail is not None and block.add.name not in corrections.at_the_add:
+            elif self._ends_in_module(block) and block.add.name not in corrections.at_the_add:
                 self.on_tail.append(block)
             elif self._can_scale_at_add(block):
                 self.on_site.append(block)
@@ -141,6 +141,9 @@ class Surgery:
     def removed_norms(self) -> set[str]:
         """The norms that were removed."""
         return {change.module for change in self.changes if change.removed}
+
+    def _ends_in_module(self, block: Block) -> bool:
+        return block.tail is not None and block.tail in self.selection
 
     def _can_scale_at_add(self, block: Block) -> bool:
         known = block.site is not None and not (block.is_recomputed or block.site_is_shared)
@@ -213,14 +216,14 @@ class Surgery:
             adder = self._adder(block)
             if not isinstance(adder, ScaledAdds):
                 extend(adder, ScaledAdds, branch_sites={})
-                adder.branch_scales = nn.ModuleList()
+                adder.branch_scales = nn.ModuleList().train(adder.training)
             assert isinstance(adder, ScaledAdds)
             numbers = scales.setdefault(block.add.module, {})
             layers = block.site.path, block.add.parameters
             if layers not in numbers:  # A block that runs again has one scalar.
                 alpha, bias = self._scalars(block, adder)
                 numbers[layers] = len(adder.branch_scales)
-                adder.branch_scales.append(BranchScale(alpha, bias))
+                adder.branch_scales.append(BranchScale(alpha, bias).train(adder.training))
                 name = f"{block.add.module}.branch_scales.{numbers[layers]}".lstrip(".")
                 self._log_scalar(block, name, bias)
             for site in (block.site, *block.other_sites):
@@ -271,8 +274,9 @@ class Surgery:
                 f"scheme {self.plan.scheme.name!r} has dropout before the classifier, and no one last layer "
                 f"makes the output of {type(self.model).__name__}; use scheme='skipinit' and your own dropout"
             )
-        extend(self.model.get_submodule(name), DroppedInput, input_dropout=self.plan.dropout)
-        self._log(None, name, f"dropout {self.plan.dropout:g} before it")
+        if name in self.selection:
+            extend(self.model.get_submodule(name), DroppedInput, input_dropout=self.plan.dropout)
+            self._log(None, name, f"dropout {self.plan.dropout:g} before it")
 
     def _disable_fused_paths(self) -> None:
         """In evaluation mode torch's encoder would run one fused kernel, without the scalars."""
