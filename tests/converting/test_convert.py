@@ -457,3 +457,18 @@ def test_a_converted_network_of_ours_is_not_saved_under_its_old_config(tmp_path)
     with pytest.raises(ConfigError, match=r"was changed.* save its state_dict with torch\.save"):
         converted.save_pretrained(tmp_path / "saved")
     assert not (tmp_path / "saved").exists()
+
+
+class Counting(CifarResNet):
+    """Writes into a tensor that it holds, which is no buffer."""
+
+    def forward(self, x):
+        self.calls.add_(1)
+        return super().forward(x)
+
+
+def test_what_a_model_holds_is_not_written():
+    model = Counting(1, channels=3)
+    model.calls = torch.zeros((), requires_grad=True) * 1  # Has a history, so that it is copied apart.
+    convert(model, images(2))
+    assert model.calls.item() == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from dataclasses import dataclass
 
 import pytest
@@ -420,3 +421,60 @@ def test_everything_within_becomes_double_but_whole_numbers() -> None:
     assert (first.weight.dtype, layer.weight.dtype) == (torch.float64, torch.float32)
     assert (second.dtype, third.dtype, named["x"].dtype) == (torch.float64, torch.int32, torch.float64)
     assert text == "text"
+
+
+class Mixer(nn.Module):
+    """A dense layer over the last axis, a batch norm over the second: both have 8 entries."""
+
+    def __init__(self, transposed) -> None:
+        super().__init__()
+        self.layer, self.norm, self.transposed = nn.Linear(8, 8), nn.BatchNorm1d(8), transposed
+
+    def forward(self, x):
+        out = self.layer(x)
+        return x + (self.norm(out.transpose(1, 2)).transpose(1, 2) if self.transposed else self.norm(out))
+
+
+@pytest.mark.parametrize(("transposed", "added"), [(True, "folded into 0.layer"), (False, "scale and shift")])
+def test_a_norm_over_another_axis_than_that_of_the_layer_is_not_folded(transposed, added):
+    torch.manual_seed(0)
+    model = with_statistics(nn.Sequential(Mixer(transposed), Mixer(transposed), nn.Linear(8, 3))).double()
+    conversion = convert(model, torch.randn(4, 8, 8, dtype=torch.float64), keep_function=True)
+    assert conversion.difference < 1e-12
+    assert conversion.changes[0].added == added
+
+
+class Stays(nn.Module):
+    """Normalizes by the batch at test time, too; named as a norm, it is left."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.BatchNorm1d(6, track_running_stats=False)
+
+    def forward(self, x):
+        return self.inner(x)
+
+
+class Chaotic(nn.Module):
+    """Multiplies rounding errors by 50."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.norm = nn.Linear(6, 6), nn.BatchNorm1d(6)
+
+    def forward(self, x):
+        return x + self.norm(self.layer(torch.sin(50 * x)))
+
+
+def test_the_check_in_float64_has_the_options_of_the_conversion():
+    """Without `norms`, it would fail on a norm that is to stay, and rounding would be taken for a mistake."""
+    torch.manual_seed(0)
+    blocks = with_statistics(nn.Sequential(*(Chaotic() for _ in range(4))))
+    model = nn.Sequential(*blocks, Stays())
+    stays = "4 (Stays runs a batch norm in its own forward, only modules can be folded)"
+    with (
+        pytest.warns(UserWarning, match=re.escape(f"left as they were: {stays}; strict=True")),
+        pytest.warns(UserWarning, match="amplifies rounding errors") as caught,
+    ):
+        convert(model, torch.randn(16, 6), keep_function=True, norms=Stays)
+    assert {warning.filename for warning in caught} == {__file__}, "it is about the line that converts"

@@ -75,7 +75,8 @@ def convert(
         scheme: "skipinit", "regularized-skipinit", "fixup", "fixup-dropout", "divide-sqrt2" or "none".
         keep_function: keep what a trained model computes.
         alpha: start of SkipInit's branch scalars; 0 by default, always 1 with `keep_function`.
-        biases: whether every convolution gets a bias; by default what the scheme says.
+        biases: whether every convolution gets a bias; by default what the scheme says. With `keep_function`
+            those layers get one into which a norm is folded.
         dropout: drop probability before the classifier, in the schemes that have it; the paper's are 0.2 for
             ImageNet and 0.6 for CIFAR.
         classifier_init: start of SkipInit's last dense layer, or of the last convolution if no dense layer
@@ -120,8 +121,8 @@ def convert(
     difference = largest_difference(floating_tensors(outputs), expected) if expected else None
     if difference is not None and not difference <= rounding_tolerance(expected):
         surgery.remarks.append(_rounding_alone(model, inputs, plan, selection, difference, expected))
-    unreached = [name for name in unreached_norms(surgery.model, flow.norms) if name in selection]
-    left = surgery.left | dict.fromkeys(unreached, "not reached by the inputs")
+    unreached = unreached_norms(surgery.model, flow.norms, selection.norms)
+    left = surgery.left | {name: "not reached by the inputs" for name in unreached if name in selection}
     for remark in (*surgery.remarks, *_remarks(surgery, left, after, compared=difference is not None)):
         warnings.warn(remark, stacklevel=2)
     return Conversion(

@@ -26,7 +26,7 @@ from ..probing.operations import Kind, Node
 from ..probing.tensors import tensors_in
 from ..probing.trace import Tracer
 from .branches import Block, Users, find_blocks, find_tables, has_loop, with_other_sites
-from .norms import find_feeders, find_norms, find_raw_norms, norm_calls, norms_on_skip
+from .norms import channel_strides, find_feeders, find_norms, find_raw_norms, norm_calls, norms_on_skip
 from .sites import Site, SiteFinder
 
 _DRAWS = 8
@@ -68,6 +68,8 @@ class Flow:
     """Every module that normalizes, in order, with frozen batch norms and the user's own types."""
     feeders: Mapping[str, str]
     """For a norm: the module whose linear map is its input, where nothing else uses that map's output."""
+    along_channels: frozenset[str]
+    """Those of the norms with a feeder whose channels are the channels that it computes."""
     over_batch: frozenset[str]
     """Those of the norms that run a batch norm of torch, as a module or in their own forward."""
     overwritten: frozenset[str]
@@ -147,6 +149,7 @@ def _sites(
 def _whole_flow(model: nn.Module, inputs: Inputs, own_norms: tuple[type[nn.Module], ...]) -> Flow:
     with (
         norm_calls(model) as norm_uses,
+        channel_strides(model) as strides,
         _sites(model, inputs, WHOLE.mode, StatisticsBuffer()) as (tracer, finder, output),
     ):
         outputs = _output_nodes(tracer, output)
@@ -154,13 +157,17 @@ def _whole_flow(model: nn.Module, inputs: Inputs, own_norms: tuple[type[nn.Modul
         users, calls = _users(nodes), _count_calls(nodes)
         adds = describe_adds(tracer.adds, type(model).__name__)
         norms = find_norms(model, nodes, own_norms)
+        feeders = find_feeders(norms, nodes, users, set(outputs))
         last = dict.fromkeys(_last_layers(model, outputs))
         dense = tuple(name for name in last if is_dense(model.get_submodule(name)))
         classifiers = dense or tuple(last)
         return Flow(
             blocks=tuple(find_blocks(model, adds, tracer.adds, finder.sites, users, set(outputs), calls)),
             norms=tuple(dict.fromkeys(norms.values())),
-            feeders=find_feeders(norms, nodes, users, set(outputs)),
+            feeders=feeders,
+            along_channels=frozenset(
+                norm for norm, feeder in feeders.items() if strides.get(norm, -1) == strides.get(feeder)
+            ),
             # A tracer with statistics measures the input of batch norms alone.
             over_batch=frozenset(name for n, name in norms.items() if n.input_statistics is not None),
             overwritten=frozenset(

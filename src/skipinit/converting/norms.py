@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
+from ..nets.layers import CONVOLUTIONS_AND_DENSE
 from ..probing.adds import TracedAdd
 from ..probing.operations import Kind, Node, origins
 from ..probing.tensors import tensors_in
@@ -39,10 +40,13 @@ def is_frozen_batch_norm(module: nn.Module) -> bool:
     return named and all(isinstance(values, Tensor) and values.dim() == 1 for values in statistics)
 
 
-def unreached_norms(model: nn.Module, reached: Iterable[str]) -> list[str]:
-    """Norms of torch that took no part in the forward pass."""
-    names = set(reached)
-    return [n for n, module in model.named_modules() if isinstance(module, _NORMS) and n not in names]
+def unreached_norms(
+    model: nn.Module, reached: Sequence[str], own_types: tuple[type[nn.Module], ...]
+) -> list[str]:
+    """Norms of torch that took no part in the forward pass; one inside a norm of the user's stands for it."""
+    own = {name for name in reached if isinstance(model.get_submodule(name), own_types)}
+    norms = [n for n, module in model.named_modules() if isinstance(module, _NORMS) and n not in reached]
+    return [name for name in norms if own.isdisjoint(outwards(name))]
 
 
 def find_norms(
@@ -94,6 +98,37 @@ def norm_calls(model: nn.Module) -> Iterator[dict[str, NormCall]]:
                 )
                 hooks.enter_context(hook)
         yield calls
+
+
+@contextmanager
+def channel_strides(model: nn.Module) -> Iterator[dict[str, int]]:
+    """The stride of the channels in what layers return and batch norms are given, while the body runs.
+
+    After a dense layer channels are the last axis, for batch norm the second. Strides tell whether these are
+    the same, since views keep them: in a mixer, where they are not, both axes may have the same size.
+    """
+    strides: dict[str, int] = {}
+
+    def keep(name: str, values: Any, axis: int) -> None:
+        tensor = next(tensors_in(values), None)
+        if tensor is not None and tensor.dim() > 1:
+            strides[name] = tensor.stride(axis)
+
+    with ExitStack() as hooks:
+        for name, module in model.named_modules():
+            if is_batch_norm(module):
+                hook = module.register_forward_pre_hook(
+                    lambda _, args, kwargs, name=name: keep(name, (args, kwargs), 1), with_kwargs=True
+                )
+            elif isinstance(module, CONVOLUTIONS_AND_DENSE):
+                axis = -1 if isinstance(module, nn.Linear) else 1
+                hook = module.register_forward_hook(
+                    lambda _, __, output, name=name, axis=axis: keep(name, output, axis)
+                )
+            else:
+                continue
+            hooks.enter_context(hook)
+        yield strides
 
 
 def find_feeders(

@@ -110,7 +110,8 @@ class NormRemoval:
         once = self.flow.calls[name] == 1
         if feeder is not None and once and self.flow.calls[feeder] == 1 and feeder in self.selection:
             linear = self.model.get_submodule(feeder)
-            if can_fold(linear, affine) and self.uses[id(linear.weight)] == 1:
+            along = name in self.flow.along_channels
+            if along and can_fold(linear, affine) and self.uses[id(linear.weight)] == 1:
                 fold(linear, affine)
                 return nn.Identity(), f"folded into {feeder}"
         given = cast(Any, norm)
@@ -144,7 +145,9 @@ def _with_children(norm: nn.Module, layer: nn.Module) -> nn.Module:
     if not children:
         return layer
     head = {} if isinstance(layer, nn.Identity) else {"affine": layer}
-    return nn.Sequential(OrderedDict(head | children))
+    together = nn.Sequential(OrderedDict(head | children))
+    together.training = norm.training
+    return together
 
 
 @dataclass(frozen=True)
