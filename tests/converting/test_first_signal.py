@@ -86,3 +86,23 @@ class Stream(nn.Module):
 
 def scales(model):
     return [name for name, _ in model.named_buffers() if name.endswith("input_scale")]
+
+
+class Words(nn.Module):
+    def __init__(self, wrap) -> None:
+        super().__init__()
+        self.table = nn.Embedding(20, 8)
+        nn.init.normal_(self.table.weight, 0, 0.02)
+        self.table = wrap(self.table)
+        self.norm, self.layer, self.head = nn.LayerNorm(8), nn.Linear(8, 8), nn.Linear(8, 20)
+
+    def forward(self, ids):
+        x = self.table(ids)
+        return self.head(x + self.layer(self.norm(x)).relu())
+
+
+@pytest.mark.parametrize("wrap", [lambda table: table, torch.nn.utils.parametrizations.weight_norm])
+def test_a_stream_from_a_table_starts_at_deviation_1_also_if_its_entries_are_computed(wrap):
+    ids = torch.randint(20, (64, 16), generator=torch.Generator().manual_seed(0))
+    model = convert(Words(wrap), ids, seed=0).model
+    assert model.table(ids).std(correction=0).item() == pytest.approx(1, rel=1e-5)

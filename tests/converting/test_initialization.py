@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -449,3 +452,85 @@ def test_a_converted_language_model_learns():
         loss.backward()
         optimizer.step()
     assert loss.item() < 0.8
+
+
+class OwnTable(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(20, 8))
+
+    def forward(self, ids):
+        return F.embedding(ids, self.weight)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_what_another_layer_draws_is_not_listed_as_kept(tied):
+    """A table of one's own class, tied to a dense layer, is drawn as the dense layer's weight."""
+
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.norm, self.layer = OwnTable(), nn.LayerNorm(8), nn.Linear(8, 8)
+            self.head = nn.Linear(8, 20, bias=False)
+            if tied:
+                self.head.weight = self.table.weight
+
+        def forward(self, ids):
+            x = self.table(ids)
+            return self.head(x + self.layer(self.norm(x)))
+
+    model = Tied()
+    conversion = convert(model, torch.randint(20, (4, 6)))
+    same = torch.equal(conversion.model.table.weight, model.table.weight)
+    assert same is not tied
+    assert conversion.kept == (() if tied else ("table.weight",))
+
+
+class DrawnByNumpy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.empty(8))
+        self.reset_parameters()
+
+    def reset_parameters(self):
+        with torch.no_grad():
+            self.scale.copy_(torch.from_numpy(np.random.rand(8)) * random.random())
+
+    def forward(self, x):
+        return self.scale * x
+
+
+def test_the_seed_is_that_of_every_generator():
+    """Also of those of numpy and Python, which an own rule may use; all are restored."""
+
+    model, x = nn.Sequential(DrawnByNumpy(), Vectors()), torch.randn(4, 8)
+    states = random.getstate(), np.random.get_state()[1].tolist()
+    first, same, other = (convert(model, x, seed=seed).model[0].scale for seed in (1, 1, -1))
+    assert torch.equal(first, same)
+    assert not torch.equal(first, other)
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == states
+
+
+class Vectors(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.layer = nn.LayerNorm(8), nn.Linear(8, 8)
+
+    def forward(self, x):
+        return x + self.layer(self.norm(x))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_model_on_two_devices_is_drawn_by_one_seed():
+    class Spread(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.block = nn.Linear(8, 8), Vectors().cuda()
+
+        def forward(self, x):
+            return self.block(self.first(x).cuda())
+
+    x = torch.randn(4, 8)
+    first, same = (convert(Spread(), x, seed=0).model for _ in range(2))
+    torch.testing.assert_close(first.state_dict(), same.state_dict(), rtol=0, atol=0)

@@ -256,3 +256,18 @@ def test_the_loss_of_a_rate_is_the_mean_of_the_last_tenth_of_its_steps(steps, la
     trainer = skipinit.recipe(model, rate, steps=steps, warm_up=max(1, steps // 5))
     losses = [trainer.step(F.cross_entropy(model(inputs), targets)) for _ in range(steps)]
     assert found.losses[rate] == pytest.approx(sum(losses[-last:]) / last, rel=1e-6)
+
+
+class Remembers(nn.Linear):
+    """Holds an activation of its last forward, as a training leaves it."""
+
+    def forward(self, x):
+        self.last = super().forward(x)
+        return self.last
+
+
+def test_a_rate_is_found_for_a_model_that_holds_activations():
+    x, targets = torch.randn(8, 4), torch.randint(3, (8,))
+    model = Remembers(4, 3)
+    model(x)
+    assert skipinit.find_rate(model, [(x, targets)], steps=2).rate > 0

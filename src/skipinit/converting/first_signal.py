@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from contextlib import ExitStack
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from ..nets.layers import scale_weight
 from ..probing.forward import Inputs, arguments_of, preserve_state
 from ..probing.measure import measure
+from ..probing.tensors import tensors_in
 from .changes import Change
 from .extensions import ScaledInput, ScaledTable, extend
 from .initialization import is_tied
@@ -62,7 +64,7 @@ def start_streams(surgery: Surgery, inputs: Inputs) -> None:
             surgery.model.get_parameter(name).mul_(factor)
         else:
             extend(embedding, ScaledTable)
-            scale = torch.full_like(embedding.get_parameter("weight")[0, 0], factor)
+            scale = torch.full_like(cast(Tensor, embedding.weight)[0, 0], factor)
             embedding.register_buffer("table_scale", scale)
         surgery.changes.append(Change(None, name, "", f"times {factor:.3g}, for a signal of deviation 1"))
 
@@ -77,7 +79,11 @@ def start_raw_inputs(surgery: Surgery, inputs: Inputs) -> None:
         if name not in surgery.removed_norms or surgery.flow.calls[name] != 1:
             continue
         layer, given = surgery.model.get_submodule(name), list[Tensor]()
-        with layer.register_forward_pre_hook(lambda _, args, given=given: given.extend(args)):
+
+        def keep(_: nn.Module, args: Any, kwargs: Any, given: list[Tensor] = given) -> None:
+            given.extend(tensors_in((args, kwargs)))
+
+        with layer.register_forward_pre_hook(keep, with_kwargs=True):
             _run_once(surgery.model, inputs)
         if len(given) != 1:
             continue

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
@@ -46,42 +46,69 @@ def draw_weights(
     dense layers that share their weight: how large a table's entries are is part of a model's design. What is
     drawn anew has to train, also where the given model had it frozen.
     """
-    maps, others, kept = dict[str, nn.Module](), dict[str, Callable[[], Any]](), list[str]()
-    matrices: dict[str, nn.Parameter] = {}
+    rules = _find_rules(model, selection, fan_ins)
+    for name, layer in rules.maps.items():
+        zero = plan.scheme.fixup or (name == classifier and plan.classifier_init == "zero")
+        _check_drawable(name, layer, plan, zero)
+    with seeded(plan.seed):
+        for name, rule in rules.own.items():
+            _apply(rule, name, model.get_submodule(name))
+    with seeded(plan.seed):
+        for layer in rules.maps.values():
+            scale_normal(cast(Any, layer), 2.0, None)
+        for name, matrix in rules.matrices.items():
+            nn.init.normal_(matrix, 0, math.sqrt(2 / fan_ins[name]))
+    drawn = {id(parameter): parameter for parameter in rules.drawn(model)}
+    frozen = {key for key, parameter in drawn.items() if not parameter.requires_grad}
+    for parameter in drawn.values():
+        parameter.requires_grad_(True)
+    return Drawn(
+        by_own_rule=list(rules.own),
+        kept=[name for name in rules.none if id(model.get_parameter(name)) not in drawn],
+        unfrozen=[name for name, parameter in model.named_parameters() if id(parameter) in frozen],
+    )
+
+
+@dataclass
+class _Rules:
+    """By which rule each parameter of a model is drawn."""
+
+    maps: dict[str, nn.Module] = field(default_factory=dict)
+    """Layers that compute one linear map."""
+    matrices: dict[str, nn.Parameter] = field(default_factory=dict)
+    """Linear maps that are parameters of a larger module."""
+    own: dict[str, Callable[[], Any]] = field(default_factory=dict)
+    """Layers with a function that initializes them."""
+    none: list[str] = field(default_factory=list)
+    """All other parameters. Another module may draw one that it shares."""
+
+    def drawn(self, model: nn.Module) -> Iterator[nn.Parameter]:
+        """The parameters that a rule covers."""
+        yield from self.matrices.values()
+        for layer in self.maps.values():
+            yield from layer.parameters()
+        for name in self.own:
+            yield from model.get_submodule(name).parameters(recurse=False)
+
+
+def _find_rules(model: nn.Module, selection: Selection, fan_ins: Mapping[str, int]) -> _Rules:
+    rules = _Rules()
     for name, module in model.named_modules():
         if name not in selection or is_norm(module) or "parametrizations" in name.split("."):
             continue
         rule = _own_rule(module)
         if is_linear_map(module):
             if not is_tied(module, model):
-                maps[name] = module
+                rules.maps[name] = module
         elif rule is not None and list(module.parameters(recurse=False)):
-            others[name] = rule
+            rules.own[name] = rule
         else:
             for path, parameter in module.named_parameters(name, recurse=False):
                 if path in fan_ins and not isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
-                    matrices[path] = parameter
+                    rules.matrices[path] = parameter
                 else:
-                    kept.append(path)
-    for name, layer in maps.items():
-        zero = plan.scheme.fixup or (name == classifier and plan.classifier_init == "zero")
-        _check_drawable(name, layer, plan, zero)
-    with seeded(plan.seed):
-        for name, rule in others.items():
-            _apply(rule, name, model.get_submodule(name))
-    device = next((parameter.device for parameter in model.parameters()), None)
-    generator = None if plan.seed is None else torch.Generator(device).manual_seed(plan.seed)
-    for layer in maps.values():
-        scale_normal(cast(Any, layer), 2.0, generator)
-    for name, matrix in matrices.items():
-        nn.init.normal_(matrix, 0, math.sqrt(2 / fan_ins[name]), generator)
-    drawn = [*matrices.values(), *(p for layer in maps.values() for p in layer.parameters())]
-    drawn += [p for name in others for p in model.get_submodule(name).parameters(recurse=False)]
-    frozen = {id(parameter) for parameter in drawn if not parameter.requires_grad}
-    for parameter in drawn:
-        parameter.requires_grad_(True)
-    unfrozen = [name for name, parameter in model.named_parameters() if id(parameter) in frozen]
-    return Drawn(list(others), kept, unfrozen)
+                    rules.none.append(path)
+    return rules
 
 
 def _own_rule(module: nn.Module) -> Callable[[], Any] | None:
