@@ -81,7 +81,7 @@ def _scale(branch: Tensor, by: BranchScale | ScaledOutput) -> Tensor:
     return scaled if by.merge_bias is None else scaled + by.merge_bias
 
 
-def _change_output(change: Callable[[Tensor], Tensor], output: Any) -> Any:
+def _change_output(change: Callable[[Any], Any], output: Any) -> Any:
     """The output with its tensor, or the first of its tuple, changed; any other output as it is."""
     if isinstance(output, (Tensor, Proxy)):  # torch.fx traces with proxies.
         return change(output)

@@ -183,7 +183,7 @@ def _scale_operand(
         kwargs = dict(kwargs)
         stacked = args[0] if args else kwargs.pop("input")
         # `axis` is numpy's word for `dim`, which torch takes, too.
-        axis = args[1] if len(args) > 1 else kwargs.get("dim", kwargs.get("axis"))
+        axis = args[1] if len(args) > 1 else kwargs["dim" if "dim" in kwargs else "axis"]
         axis = axis if isinstance(axis, int) else axis[0]
         parts = list(stacked.unbind(axis))
         parts[site.operand] = scale(parts[site.operand])
