@@ -101,8 +101,7 @@ def test_the_last_of_more_values_than_32_bits_can_number_is_convolved_like_a_fir
 )
 def test_a_chain_of_blocks_errs_no_more_than_autocast(name: str, scheme: str, alpha: float | None) -> None:
     """Against float64, both in bfloat16: the chain rounds at fewer places."""
-    from skipinit.training.kernels.bfloat16 import RoundedWeights
-    from skipinit.training.kernels.chain import chain_blocks
+    from skipinit.training.kernels.bfloat16 import RoundedWeights, chain_blocks
 
     ours, theirs, exact = (
         build(ModelConfig(name, scheme, alpha=alpha), seed=1).cuda().to(memory_format=torch.channels_last)
@@ -137,8 +136,7 @@ def _gradients(model: nn.Module) -> list[Tensor]:
 
 
 def test_a_chain_shows_values_that_are_not_finite() -> None:
-    from skipinit.training.kernels.bfloat16 import RoundedWeights
-    from skipinit.training.kernels.chain import chain_blocks
+    from skipinit.training.kernels.bfloat16 import RoundedWeights, chain_blocks
 
     model = (
         build(ModelConfig("wrn16_2", "skipinit", alpha=1.0), seed=1)

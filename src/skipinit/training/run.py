@@ -92,8 +92,7 @@ class Run:
         """
         if self.config.precision == "bfloat16":
             # They need Triton, which only comes with GPU builds of torch.
-            from .kernels.bfloat16 import RoundedWeights
-            from .kernels.chain import chain_blocks
+            from .kernels.bfloat16 import RoundedWeights, chain_blocks
 
             self.rounded = RoundedWeights(model, chain_blocks(model.blocks))
             if self.config.watch is not None:
