@@ -22,7 +22,7 @@ from skipinit.training.loop import BesideGraph, OneGraph, train_together
 from skipinit.training.records import EpochRecord
 from skipinit.training.run import Run
 from skipinit.training.sources import DeviceImages, _score, open_data
-from skipinit.training.world import World, open_world
+from skipinit.training.world import World
 
 _WORLD = World(torch.device("cpu"))
 
@@ -313,28 +313,3 @@ def test_a_process_without_a_part_of_the_test_set_adds_nothing_to_the_score() ->
     run.model = torch.nn.Unflatten(0, (0, -1))  # cannot take an empty batch
     empty = data.images.test_images[:0], data.images.test_labels[:0]
     assert _score(run, iter([empty])).tolist() == [0, 0]
-
-
-@pytest.mark.parametrize(
-    ("variables", "lacks"),
-    [
-        ({"WORLD_SIZE": "x"}, "that is no number of processes"),
-        ({"WORLD_SIZE": "2"}, "there is no RANK"),
-        ({"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "localhost"}, "there is no MASTER_PORT"),
-    ],
-)
-def test_variables_of_torchrun_that_are_incomplete_are_refused(
-    variables: dict[str, str], lacks: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
-        monkeypatch.delenv(name, raising=False)  # another test's trainer may have set it
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(ConfigError, match=f"WORLD_SIZE is '.', but {lacks}; start with torchrun"):
-        open_world("cpu").__enter__()
-
-
-def test_an_empty_world_size_is_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "")
-    with open_world("cpu") as world:
-        assert world.size == 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
@@ -21,13 +20,12 @@ from ..nets.blocks import Dropout
 from ..nets.create import ResidualNet, build
 from ..nets.own import is_own
 from ..probing.history import Measurement
-from .batch_statistics import RunningStatistics, by_batch_at_test, ghost_of, share_statistics
 from .control import say_once
 from .optimizer import SGD, learning_rates, momentum_buffers
 from .own_models import build_own, drawing_from
 from .records import EpochRecord
 from .sources import Source, summed_cross_entropy
-from .world import World
+from .world import RunningStatistics, World, by_batch_at_test, ghost_of, share_gradients, share_statistics
 
 if TYPE_CHECKING:
     from .kernels.bfloat16 import RoundedWeights
@@ -65,7 +63,7 @@ class Run:
             self._compile(self.model)
         if world.size > 1:
             share_statistics(self.model, world)
-            self.network = _share_gradients(self.model)
+            self.network = share_gradients(self.model)
         # On a GPU the small operations around the network become few kernels.
         compiled: Callable[[Any], Any] = torch.compile if device.type == "cuda" else lambda function: function
         self._loss, self._count = compiled(_mean_loss), compiled(_count)
@@ -271,16 +269,6 @@ def _copy(saved: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
             shapes = f"{tuple(saved[name].shape)} in the checkpoint, {tuple(tensor.shape)} in the model"
             raise DataError(f"{name} has shape {shapes}")
         tensor.copy_(saved[name])
-
-
-def _share_gradients(model: nn.Module) -> nn.Module:
-    """The network, which averages its gradients, but not its running statistics, over all processes."""
-    # It is about 1x1 kernels, where strides do not matter; each process would print five lines.
-    warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides", UserWarning)
-    with warnings.catch_warnings():
-        # The new name does not exist in torch 2.11.
-        warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
-        return DistributedDataParallel(model, broadcast_buffers=False)
 
 
 def _mean_loss(logits: Tensor, labels: Tensor, batch_size: int) -> Tensor:

@@ -1,4 +1,7 @@
-"""Batch norm of a batch that several processes share, here threads, against one norm of the whole batch."""
+"""Processes that share a run: their start, and batch norm of a shared batch against one norm of the whole.
+
+Of batch norm, threads stand for the processes.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from skipinit.errors import ConfigError
 from skipinit.nets.merges import GhostBatchNorm2d
-from skipinit.training.batch_statistics import RunningStatistics, share_statistics
-from skipinit.training.world import World
+from skipinit.training.world import RunningStatistics, World, open_world, share_statistics
 
 _CPU = torch.device("cpu")
 _EXACT = {"rtol": 1e-12, "atol": 1e-12}
@@ -185,3 +188,28 @@ def test_nothing_is_joined_in_one_process_or_without_ghosts() -> None:
     RunningStatistics(ghosts, World(_CPU), 8).join(None)
     assert ghosts.running_mean is not None
     assert ghosts.running_mean.tolist() == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("variables", "lacks"),
+    [
+        ({"WORLD_SIZE": "x"}, "that is no number of processes"),
+        ({"WORLD_SIZE": "2"}, "there is no RANK"),
+        ({"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "localhost"}, "there is no MASTER_PORT"),
+    ],
+)
+def test_variables_of_torchrun_that_are_incomplete_are_refused(
+    variables: dict[str, str], lacks: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)  # another test's trainer may have set it
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=f"WORLD_SIZE is '.', but {lacks}; start with torchrun"):
+        open_world("cpu").__enter__()
+
+
+def test_an_empty_world_size_is_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "")
+    with open_world("cpu") as world:
+        assert world.size == 1
