@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from skipinit.config import ModelConfig, TrainConfig
 from skipinit.errors import SkipinitError
@@ -39,7 +38,6 @@ def _work(rank: int, size: int, port: int, config: TrainConfig, out: Path, looks
     """One process, with the environment that torchrun gives it."""
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    torch.set_num_threads(1)
     stop = None if looks is None or rank else StopAfter(looks)
     try:
         train(config, out, device="cpu", progress=False, stop=stop)

@@ -17,10 +17,11 @@ from skipinit.data.augment import standardize
 from skipinit.data.catalog import describe
 from skipinit.data.images import ImageSet
 from skipinit.errors import ConfigError
+from skipinit.nets.merges import GhostBatchNorm2d
 from skipinit.training.control import Stop
 from skipinit.training.loop import BesideGraph, OneGraph, train_together
 from skipinit.training.records import EpochRecord
-from skipinit.training.run import Run
+from skipinit.training.run import Run, _fit_micro_batch
 from skipinit.training.sources import DeviceImages, _score, open_data
 from skipinit.training.world import World
 
@@ -305,6 +306,9 @@ def test_a_micro_batch_holds_whole_ghosts() -> None:
     assert size(8) == 256  # statistics of the whole batch need it whole
     with pytest.raises(ConfigError, match="ghost_batch 48 does not divide the 256"):
         size(256, ghost_batch=48)
+
+    unlike = torch.nn.Sequential(GhostBatchNorm2d(4, ghost_batch=4), GhostBatchNorm2d(4, ghost_batch=6))
+    assert _fit_micro_batch(unlike, replace(_config("none"), batch_size=48), _WORLD, 20) == 12
 
 
 def test_a_process_without_a_part_of_the_test_set_adds_nothing_to_the_score() -> None:

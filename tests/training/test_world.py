@@ -160,7 +160,11 @@ def test_statistics_of_bfloat16_images_are_float32(together: Together) -> None:
 def test_averages_over_ghosts_are_those_of_one_process_that_saw_them_in_turn(
     size: int, together: Together
 ) -> None:
-    start = nn.Sequential(*(GhostBatchNorm2d(4, ghost_batch=2, momentum=0.3) for _ in range(2))).double()
+    unlike = (
+        GhostBatchNorm2d(4, ghost_batch=2, momentum=0.3),
+        GhostBatchNorm2d(4, ghost_batch=1, momentum=0.1),
+    )
+    start = nn.Sequential(*unlike).double()
     start(_draw(4, 4, 3, 2, seed=1))  # so that the averages are not those of a new layer
     batch = _draw(12, 4, 3, 2)
 
@@ -213,3 +217,25 @@ def test_an_empty_world_size_is_one_process(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("WORLD_SIZE", "")
     with open_world("cpu") as world:
         assert world.size == 1
+
+
+def test_a_process_of_many_has_the_threads_of_one_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their number changes how sums are rounded. torchrun sets OMP_NUM_THREADS; other launchers do not."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    for name, value in {
+        "WORLD_SIZE": "2",
+        "RANK": "1",
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": "1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    for name in ("init_process_group", "destroy_process_group"):
+        monkeypatch.setattr(torch.distributed, name, lambda *_: None)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
+    torch.set_num_threads(2)
+    try:
+        with open_world("cpu") as world:
+            assert (world.rank, world.size, torch.get_num_threads()) == (1, 2, 1)
+        assert torch.get_num_threads() == 2, "as before"
+    finally:
+        torch.set_num_threads(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
@@ -290,11 +291,16 @@ def _batch_norms(model: nn.Module) -> list[_BatchNorm]:
 
 
 def _fit_micro_batch(model: nn.Module, config: TrainConfig, world: World, limit: int) -> int:
-    """The largest number of whole ghosts of at most `limit` examples; the last micro-batch may have fewer."""
+    """The most examples, up to `limit`, that are whole ghosts of every norm; at least one ghost.
+
+    The last micro-batch may have fewer.
+    """
     if config.batch_size % world.size:
         raise ConfigError(f"{world.size} processes cannot share a batch of {config.batch_size} evenly")
     local = config.batch_size // world.size
-    unit = max((ghost_of(norm) or local for norm in _batch_norms(model)), default=1)
-    if local % unit:
-        raise ConfigError(f"ghost_batch {unit} does not divide the {local} examples of each process")
+    ghosts = {ghost_of(norm) or local for norm in _batch_norms(model)}
+    for ghost in sorted(ghosts):
+        if local % ghost:
+            raise ConfigError(f"ghost_batch {ghost} does not divide the {local} examples of each process")
+    unit = math.lcm(*ghosts)
     return min(max(limit // unit, 1) * unit, local)

@@ -137,20 +137,19 @@ def open_world(device_name: str) -> Iterator[World]:
     """A world of the processes that torchrun started (RANK, WORLD_SIZE, LOCAL_RANK), or of one process."""
     device = find_device(device_name)
     size = _count_processes(device)
-    if size == 1:
-        with open_device(device) as world:
-            yield world
-        return
-    if device.type == "cuda":
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-        torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    try:
-        yield World(device, dist.get_rank(), size)
-    except BaseException:
-        dist.destroy_process_group()  # at once: where a process was lost, torchrun ends the others
-        raise
-    leave_group()
+    if size > 1 and device.type == "cuda":
+        device = find_device(f"cuda:{os.environ['LOCAL_RANK']}")
+    with open_device(device) as alone:
+        if size == 1:
+            yield alone
+            return
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        try:
+            yield World(device, dist.get_rank(), size)
+        except BaseException:
+            dist.destroy_process_group()  # at once: where a process was lost, torchrun ends the others
+            raise
+        leave_group()
 
 
 def _count_processes(device: torch.device) -> int:
@@ -234,8 +233,7 @@ def _normalize_together(norm: _BatchNorm, world: World, x: Tensor) -> Tensor:
 @torch.no_grad()
 def _average(norm: _BatchNorm, mean: Tensor, variance: Tensor, count: int) -> None:
     """r <- (1 - m) r + m s, with the variance of our batch norm (biased) or of torch's (unbiased)."""
-    assert norm.running_mean is not None
-    assert norm.running_var is not None
+    running_mean, running_var = _averages(norm)
     momentum = norm.momentum
     if not isinstance(norm, GhostBatchNorm2d):
         assert norm.num_batches_tracked is not None
@@ -243,8 +241,8 @@ def _average(norm: _BatchNorm, mean: Tensor, variance: Tensor, count: int) -> No
         momentum = 1 / float(norm.num_batches_tracked) if momentum is None else momentum
         variance = variance * (count / (count - 1))
     assert momentum is not None
-    norm.running_mean.lerp_(mean, momentum)
-    norm.running_var.lerp_(variance, momentum)
+    running_mean.lerp_(mean, momentum)
+    running_var.lerp_(variance, momentum)
 
 
 class _Sum(torch.autograd.Function):
@@ -272,15 +270,24 @@ class RunningStatistics:
     def __init__(self, model: nn.Module, world: World, batch_size: int) -> None:
         self.world = world
         norms = [norm for norm in model.modules() if isinstance(norm, GhostBatchNorm2d) and norm.ghost_batch]
-        averages = [average for norm in norms for average in (norm.running_mean, norm.running_var)]
-        self.averages = [average for average in averages if average is not None]
         self.active = bool(norms) and world.size > 1
-        if self.active:
-            momentum, ghost = norms[0].momentum, norms[0].ghost_batch
-            assert momentum is not None
-            assert ghost is not None
-            self.keep = 1 - momentum
-            self.ghosts = batch_size // world.size // ghost
+        if not self.active:
+            return
+        self.averages = [average for norm in norms for average in _averages(norm)]
+
+        def left_by(processes: int) -> Tensor:
+            """By entry of the vector: what the ghosts of so many processes leave of an older value."""
+            parts = []
+            for norm in norms:
+                assert norm.momentum is not None
+                assert norm.ghost_batch is not None
+                ghosts = processes * (batch_size // world.size // norm.ghost_batch)
+                left = (1 - norm.momentum) ** ghosts
+                parts += [torch.full_like(average, left) for average in _averages(norm)]
+            return torch.cat(parts)
+
+        self.left_by_one, self.left_by_all = left_by(1), left_by(world.size)
+        self.left_by_later = left_by(world.size - 1 - world.rank)
 
     def remember(self) -> Tensor | None:
         """The averages before a step."""
@@ -288,13 +295,12 @@ class RunningStatistics:
 
     @torch.no_grad()
     def join(self, before: Tensor | None) -> None:
-        """Set the averages to those of one process that started at `before` and saw all ghosts."""
+        """Set the averages to those of one process that started at `before` and saw all ghosts in turn."""
         if before is None:
             return
-        own = self._flat() - self.keep**self.ghosts * before
-        later = self.world.size - 1 - self.world.rank
-        joined = self.world.sum(own * self.keep ** (self.ghosts * later))
-        joined += self.keep ** (self.ghosts * self.world.size) * before
+        own = self._flat() - self.left_by_one * before
+        joined = self.world.sum(own * self.left_by_later)
+        joined += self.left_by_all * before
         for average, value in zip(
             self.averages, joined.split([a.numel() for a in self.averages]), strict=True
         ):
@@ -302,3 +308,9 @@ class RunningStatistics:
 
     def _flat(self) -> Tensor:
         return torch.cat(self.averages)
+
+
+def _averages(norm: _BatchNorm) -> tuple[Tensor, Tensor]:
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    return norm.running_mean, norm.running_var
