@@ -238,6 +238,21 @@ def test_a_worker_keeps_no_checkpoint_of_a_trial_that_has_ended() -> None:
     assert of_the_trial == alone
 
 
+def test_a_worker_trains_with_one_thread_however_many_its_process_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The process of a Ray worker is not ours: torch may have been imported there with a thread per core."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    threads: set[int] = set()
+    torch.set_num_threads(2)
+    try:
+        share = Share([SMALL], Options(1, checkpoint_seconds=60), "cpu", {identity(SMALL): b""})
+        train_share(share, lambda event: threads.add(torch.get_num_threads()), Stop())
+        assert (threads, torch.get_num_threads()) == ({1}, 2)
+    finally:
+        torch.set_num_threads(1)
+
+
 def test_one_thread_unless_the_user_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     found = {}
     for given in ("", "3", "many", "0"):

@@ -34,7 +34,7 @@ from ..training.records import (
 )
 from ..training.run import Run
 from ..training.sources import Data, open_data
-from ..training.world import World, find_device
+from ..training.world import World, find_device, open_device
 from .packs import best_size, group, split
 
 Load = Callable[[str], tuple[RunState | None, float]]
@@ -78,13 +78,8 @@ def train_share(share: Share, emit: Emit, stop: Stop) -> None:
             del contents[event.id]  # the share of a GPU may have hundreds of trials
         emit(event)
 
-    Trainer(_workplace(share.device), share.options, load, remember, stop).train(share.configs)
-
-
-@lru_cache(maxsize=1)
-def _workplace(device: str) -> Workplace:
-    """Cached: the next share of a worker often has the same data."""
-    return Workplace(World(find_device(device)))
+    with open_device(find_device(share.device)) as world:
+        Trainer(_workplace(world), share.options, load, remember, stop).train(share.configs)
 
 
 class Workplace:
@@ -106,6 +101,12 @@ class Workplace:
         """A run at its start."""
         data = self.data(config.data)
         return Run(config, data.source(config, self.world), self.world, micro_batch or data.micro_batch)
+
+
+@lru_cache(maxsize=1)
+def _workplace(world: World) -> Workplace:
+    """Cached: the next share of a worker often has the same data."""
+    return Workplace(world)
 
 
 class Trainer:
