@@ -19,8 +19,7 @@ from skipinit.config import TrainConfig
 from skipinit.errors import ConfigError, SkipinitError
 from skipinit.sweeping import engine, trainer
 from skipinit.sweeping.engine import Outcome, run_sweep
-from skipinit.sweeping.grid import Grid
-from skipinit.sweeping.packs import group, split
+from skipinit.sweeping.grid import Grid, group, split
 from skipinit.sweeping.single import train
 from skipinit.sweeping.store import Writer, open_store, open_writer
 from skipinit.training.protocol import identity

@@ -23,7 +23,7 @@ from skipinit.sweeping import forecast as forecasting
 from skipinit.sweeping.engine import run_sweep
 from skipinit.sweeping.forecast import Pace, Step, epoch_seconds, forecast, measure_run
 from skipinit.sweeping.grid import Grid, expand
-from skipinit.sweeping.packs import choose_size
+from skipinit.sweeping.trainer import choose_size
 from skipinit.training.control import Stop
 
 CPU = torch.device("cpu")

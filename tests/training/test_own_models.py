@@ -24,8 +24,7 @@ from skipinit.errors import ConfigError
 from skipinit.nets.layers import l2_parameters
 from skipinit.sweeping.engine import Outcome, run_sweep
 from skipinit.sweeping.forecast import forecast
-from skipinit.sweeping.grid import Grid, expand
-from skipinit.sweeping.packs import group
+from skipinit.sweeping.grid import Grid, expand, group
 from skipinit.sweeping.single import train
 from skipinit.sweeping.store import open_store
 from skipinit.sweeping.trained import evaluate, export

@@ -17,8 +17,7 @@ from ..data.catalog import describe
 from ..errors import ConfigError
 from ..files import check_folder
 from ..notation import bytes_text, count_text, duration_text, read_seconds
-from ..sweeping.grid import Grid, expand, flatten, read_grid
-from ..sweeping.packs import PackKey
+from ..sweeping.grid import Grid, PackKey, expand, flatten, read_grid
 from ..training.protocol import identity, make_train_config
 from ..training.records import TrainResult
 from . import INTERRUPTED

@@ -26,7 +26,7 @@ from ..training.control import Stop
 from ..training.records import Event
 from .dispatch import Dispatcher, Keeper, Lost, Task
 from .engine import Engine
-from .packs import split
+from .grid import split
 from .trainer import Options, Share, train_share
 
 

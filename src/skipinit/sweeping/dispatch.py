@@ -22,7 +22,7 @@ from ..training.checkpoint import Checkpoints
 from ..training.control import Bar, Stop
 from ..training.protocol import identity
 from ..training.records import Diverged, Emit, Event, Failed, Finished, Kept, Measured, Recorded, Started
-from .packs import group, split
+from .grid import group, split
 from .store import Writer
 from .trainer import Options, Share
 

@@ -24,8 +24,7 @@ from ..training.records import Emit
 from ..training.sources import open_data
 from ..training.world import find_device, open_device
 from .dispatch import Dispatcher, Keeper
-from .grid import Grid, expand, read_grid
-from .packs import split
+from .grid import Grid, expand, read_grid, split
 from .store import FILE, RUN_CONFIG, Store, open_store, open_writer
 from .trainer import Options, Trainer, Workplace
 from .workers import Workers, workers_at_once

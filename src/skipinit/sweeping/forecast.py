@@ -32,8 +32,9 @@ from ..training.records import Trial
 from ..training.run import Run
 from ..training.sources import DeviceImages
 from ..training.world import World, find_device, open_device
-from .packs import MEMORY_SHARE, PackKey, group, split
+from .grid import PackKey, group, split
 from .store import FILE, open_store
+from .trainer import MEMORY_SHARE
 from .workers import workers_at_once
 
 _PASSES = 3

@@ -1,4 +1,6 @@
-"""Expands axes over a training config into a list of trials, each once, in a fixed order.
+"""Plans a sweep: expands axes over a training config into trials, and groups trials into packs.
+
+A trial is in the list once, and the order is fixed. A pack is trials that step together.
 
 An axis has the name of an option of `TrainConfig` or of its network (the network's name is `model`), or it is
 `depth`, the n of wrn{n}_{k}. Its values are a list, one value, or text:
@@ -15,6 +17,7 @@ import itertools
 import math
 import re
 import tomllib
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -218,3 +221,28 @@ def _check_batch_and_data(config: TrainConfig) -> None:
             entry = describe(config.data)
             check_fit(config, entry.shape[0], entry.num_classes)
             steps_per_epoch(entry.train_size, config)
+
+
+@dataclass(frozen=True)
+class PackKey:
+    """What the trials of a pack share."""
+
+    data: str
+    batch_size: int
+    epochs: int
+    position: int
+    """Steps taken already."""
+
+
+def group(trials: Sequence[tuple[TrainConfig, int]]) -> dict[PackKey, list[TrainConfig]]:
+    """Trials, given with the steps they have taken, grouped by what a pack must share."""
+    groups: defaultdict[PackKey, list[TrainConfig]] = defaultdict(list)
+    for config, position in trials:
+        groups[PackKey(config.data, config.batch_size, config.epochs, position)].append(config)
+    return dict(groups)
+
+
+def split(configs: Sequence[TrainConfig], size: int) -> Iterator[list[TrainConfig]]:
+    """Packs of at most `size`."""
+    for first in range(0, len(configs), size):
+        yield list(configs[first : first + size])

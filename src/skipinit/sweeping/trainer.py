@@ -1,6 +1,7 @@
 """Trains trials on one device, pack by pack, and emits events.
 
-The receiver of the events records them, in this process or on another machine.
+The receiver of the events records them, in this process or on another machine. The best size of a pack is
+measured: it is doubled while it fits into memory and that makes all runs together clearly faster.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from ..config import TrainConfig
 from ..provenance import Provenance
 from ..training.checkpoint import RunState, pack_state, unpack_if_whole
 from ..training.control import Stop
-from ..training.loop import train_together
+from ..training.loop import make_executor, train_together
 from ..training.protocol import identity
 from ..training.records import (
     Diverged,
@@ -35,7 +36,14 @@ from ..training.records import (
 from ..training.run import Run
 from ..training.sources import Data, open_data
 from ..training.world import World, find_device, open_device
-from .packs import best_size, group, split
+from .grid import group, split
+
+MEMORY_SHARE = 0.8
+"""The part of the device's memory that a pack may use."""
+_LARGEST = 64
+_WORTH_IT = 1.05
+"""A larger pack must be faster by this factor; otherwise its trials only finish later."""
+_STEPS = 20
 
 Load = Callable[[str], tuple[RunState | None, float]]
 """A trial's newest state and its seconds, by its identity; None if it must start anew."""
@@ -119,19 +127,19 @@ class Trainer:
         """Train trials that share data, batch size, epochs and position."""
         if self.stop.requested:
             return
-        data = self.place.data(configs[0].data)
-        size = self.options.pack_size or best_size(configs, data, self.place.world)
-        for pack in split(configs, size):
+        self.place.data(configs[0].data)  # data that cannot be read is no failure of a trial
+        for pack in split(configs, self.options.pack_size or best_size(configs, self.place)):
             if self.stop.requested:
                 return
-            self._train_pack(pack, data)
+            self._train_pack(pack)
 
-    def _train_pack(self, configs: Sequence[TrainConfig], data: Data) -> None:
+    def _train_pack(self, configs: Sequence[TrainConfig]) -> None:
         """Train some trials together. If that raises, train each alone: one that raises again has failed.
 
         A pack that does not fit into the device's memory is halved.
         """
-        reporter, size = Reporter(self.emit, self.options.checkpoint_seconds), 0
+        data, size = self.place.data(configs[0].data), 0
+        reporter = Reporter(self.emit, self.options.checkpoint_seconds)
         try:
             train_together([self._open(config, reporter) for config in configs], data, reporter, self.stop)
         except Exception as error:
@@ -148,7 +156,7 @@ class Trainer:
             left = [config for config in configs if identity(config) not in reporter.ended]
             for members in group([(config, self._position(config)) for config in left]).values():
                 for pack in split(members, size):
-                    self._train_pack(pack, data)
+                    self._train_pack(pack)
 
     def _position(self, config: TrainConfig) -> int:
         state, _ = self.load(identity(config))
@@ -162,6 +170,64 @@ class Trainer:
         if state is not None:
             run.restore(state)
         return run
+
+
+def choose_size(
+    configs: Sequence[TrainConfig], speed: Callable[[Sequence[TrainConfig]], float | None]
+) -> int:
+    """How many of these trials to step together, by trying 1, 2, 4, ... of them.
+
+    The search ends after two doublings in a row without a gain. One is not enough: two runs of 100 layers
+    with batch norm were measured to be no faster together than in turn, four were 1.7 times as fast.
+
+    Args:
+        configs: the trials.
+        speed: how fast some of them are together, in any unit; None if they do not fit.
+    """
+    most = min(len(configs), _LARGEST)
+    size, best, tried, in_vain = 1, 0.0, 1, 0
+    while in_vain < 2 and (found := speed(configs[:tried])) is not None:
+        if found >= _WORTH_IT * best:
+            size, best, in_vain = tried, found, 0
+        else:
+            in_vain += 1
+        if tried == most:
+            break
+        tried = min(2 * tried, most)
+    return size
+
+
+def best_size(configs: Sequence[TrainConfig], place: Workplace) -> int:
+    """How many of these trials to step together on this device, measured; one on the CPU."""
+    if place.world.device.type == "cpu":
+        return 1
+    return choose_size(configs, lambda some: _steps_per_second(some, place))
+
+
+def _steps_per_second(configs: Sequence[TrainConfig], place: Workplace) -> float | None:
+    """Steps per second of all runs together; None if they do not fit."""
+    device = place.world.device
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    try:
+        runs = [place.make_run(config) for config in configs]
+        for run in runs:
+            run.source.begin(0, 0)
+        pack = make_executor(runs, place.data(configs[0].data).on_device)
+        pack.step()
+        torch.cuda.synchronize(device)
+        started = time.perf_counter()
+        for _ in range(_STEPS):
+            pack.step()
+        torch.cuda.synchronize(device)
+        elapsed = time.perf_counter() - started
+    except torch.OutOfMemoryError:
+        return None
+    memory = torch.cuda.get_device_properties(device).total_memory
+    # Reserved, not allocated: a graph is captured run by run, but each run keeps its stream's memory.
+    if torch.cuda.max_memory_reserved(device) > MEMORY_SHARE * memory:
+        return None
+    return _STEPS * len(configs) / elapsed
 
 
 class Reporter:
