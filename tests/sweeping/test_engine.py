@@ -19,7 +19,7 @@ from skipinit.config import TrainConfig
 from skipinit.errors import ConfigError, SkipinitError
 from skipinit.sweeping import engine, trainer
 from skipinit.sweeping.engine import Outcome, run_sweep
-from skipinit.sweeping.grid import Grid, group, split
+from skipinit.sweeping.grid import Grid
 from skipinit.sweeping.single import train
 from skipinit.sweeping.store import Writer, open_store, open_writer
 from skipinit.training.protocol import identity
@@ -201,13 +201,6 @@ def test_two_sweeps_on_one_store_the_second_says_who_holds_it(tmp_path: Path) ->
     with open_writer(tmp_path), pytest.raises(SkipinitError, match=r"is being written by process \d+"):
         _sweep([SMALL], tmp_path)
     assert _trials(tmp_path) == {}
-
-
-def test_packs_share_data_batch_length_and_position() -> None:
-    configs = [SMALL, replace(SMALL, lr=1.0), replace(SMALL, batch_size=64), replace(SMALL, epochs=3)]
-    groups = group([(config, 0) for config in configs] + [(replace(SMALL, seed=1), 5)])
-    assert [len(members) for members in groups.values()] == [2, 1, 1, 1]
-    assert [len(pack) for pack in split(configs, 3)] == [3, 1]
 
 
 def test_the_command_trains_shows_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

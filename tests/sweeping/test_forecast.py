@@ -23,7 +23,6 @@ from skipinit.sweeping import forecast as forecasting
 from skipinit.sweeping.engine import run_sweep
 from skipinit.sweeping.forecast import Pace, Step, epoch_seconds, forecast, measure_run
 from skipinit.sweeping.grid import Grid, expand
-from skipinit.sweeping.trainer import choose_size
 from skipinit.training.control import Stop
 
 CPU = torch.device("cpu")
@@ -189,32 +188,6 @@ def test_a_data_set_that_is_not_here_can_be_planned(tmp_path: Path, monkeypatch:
     assert [pack.key.data for pack in plan.packs] == ["cifar10", "imagenet"]
     assert all(pack.seconds > 0 for pack in plan.packs)
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("gain", "fits", "chosen"), [(1.9, 64, 64), (1.9, 5, 4), (1.02, 64, 1), (1.9, 0, 1), (1.06, 100, 64)]
-)
-def test_packs_are_doubled_while_that_pays_and_fits(gain: float, fits: int, chosen: int) -> None:
-    sizes = []
-
-    def speed(configs: object) -> float | None:
-        sizes.append(len(configs))  # type: ignore[arg-type]
-        return gain ** (sizes[-1].bit_length() - 1) if sizes[-1] <= fits else None
-
-    assert choose_size([CIFAR] * 100, speed) == chosen
-    assert sizes == [1, 2, 4, 8, 16, 32, 64][: len(sizes)]
-    assert choose_size([CIFAR] * 3, lambda some: len(some)) == 3
-
-
-def test_a_doubling_that_brings_nothing_is_looked_past_once() -> None:
-    speeds = {1: 100, 2: 99, 4: 170, 8: 171, 16: 172}
-    assert choose_size([CIFAR] * 100, lambda some: speeds[len(some)]) == 4
-    assert choose_size([CIFAR] * 2, lambda some: speeds[len(some)]) == 1
-
-
-def test_a_pack_is_larger_if_that_is_faster_by_a_twentieth() -> None:
-    for speed, chosen in ((105.0, 2), (104.9, 1)):
-        assert choose_size([CIFAR] * 2, lambda some, speed=speed: (100.0, speed)[len(some) - 1]) == chosen
 
 
 def test_a_forecast_leaves_out_results_and_goes_on_from_checkpoints(tmp_path: Path) -> None:

@@ -1,10 +1,11 @@
-"""Axes become trials: the text grammar, types, order, duplicates, and what is refused."""
+"""Axes become trials, and trials packs: the text grammar, types, order, duplicates, and what is refused."""
 
 from __future__ import annotations
 
 import doctest
 import itertools
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ import torch
 from skipinit.config import ModelConfig, TrainConfig
 from skipinit.errors import ConfigError, DataError
 from skipinit.sweeping import grid as grid_module
-from skipinit.sweeping.grid import AXES, axis_values, expand, flatten, join, read_grid
+from skipinit.sweeping.grid import AXES, axis_values, expand, flatten, group, join, read_grid, split
 from skipinit.training.protocol import identity, make_train_config, settle
+from support.runs import SMALL
 
 FIXED = {"model": "wrn16_2", "data": "digits", "batch_size": 64, "epochs": 2}
 
@@ -240,3 +242,10 @@ def test_the_documented_example_holds() -> None:
     outcome = doctest.testmod(grid_module)
     assert outcome.attempted
     assert not outcome.failed
+
+
+def test_packs_share_data_batch_length_and_position() -> None:
+    configs = [SMALL, replace(SMALL, lr=1.0), replace(SMALL, batch_size=64), replace(SMALL, epochs=3)]
+    groups = group([(config, 0) for config in configs] + [(replace(SMALL, seed=1), 5)])
+    assert [len(members) for members in groups.values()] == [2, 1, 1, 1]
+    assert [len(pack) for pack in split(configs, 3)] == [3, 1]

@@ -22,11 +22,11 @@ from skipinit.sweeping.engine import Outcome, run_sweep
 from skipinit.sweeping.forecast import Step, forecast
 from skipinit.sweeping.grid import Grid
 from skipinit.sweeping.store import open_store, open_writer
-from skipinit.sweeping.trainer import Options, Share, train_share
+from skipinit.sweeping.trainer import Options, Share
 from skipinit.training.checkpoint import Checkpoints, unpack_if_whole
 from skipinit.training.control import Stop, steps_bar
 from skipinit.training.protocol import identity
-from skipinit.training.records import EpochRecord, Event, Failed, Finished, Kept, Recorded, Started
+from skipinit.training.records import EpochRecord, Event, Failed, Recorded, Started
 from skipinit.training.world import World, cpu_threads, open_device
 from support.runs import DIVERGING, RAISING, SMALL, StopAfter
 
@@ -221,36 +221,6 @@ def test_a_checkpoint_that_came_with_a_share_is_one_of_the_same_value(tmp_path: 
     assert sent is not None
     assert (sent["step"], seconds) == (kept["step"], expected)
     assert unpack_if_whole(BytesIO(content[:1000])) == (None, 0.0), "it costs the head start only"
-
-
-def test_a_worker_keeps_no_checkpoint_of_a_trial_that_has_ended() -> None:
-    kept, references = {"held here alone": bytes(1000)}, []
-
-    def take(event: Event) -> None:
-        if isinstance(event, Kept):
-            kept[event.id] = event.content
-        elif isinstance(event, Finished):
-            references.extend(map(sys.getrefcount, kept.values()))
-
-    share = Share([SMALL], Options(1, checkpoint_seconds=0), "cpu", {identity(SMALL): b""})
-    train_share(share, take, Stop())
-    alone, of_the_trial = references
-    assert of_the_trial == alone
-
-
-def test_a_worker_trains_with_one_thread_however_many_its_process_has(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The process of a Ray worker is not ours: torch may have been imported there with a thread per core."""
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    threads: set[int] = set()
-    torch.set_num_threads(2)
-    try:
-        share = Share([SMALL], Options(1, checkpoint_seconds=60), "cpu", {identity(SMALL): b""})
-        train_share(share, lambda event: threads.add(torch.get_num_threads()), Stop())
-        assert (threads, torch.get_num_threads()) == ({1}, 2)
-    finally:
-        torch.set_num_threads(1)
 
 
 def test_one_thread_unless_the_user_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -205,7 +205,7 @@ def best_size(configs: Sequence[TrainConfig], place: Workplace) -> int:
 
 
 def _steps_per_second(configs: Sequence[TrainConfig], place: Workplace) -> float | None:
-    """Steps per second of all runs together; None if they do not fit."""
+    """Steps per second of all runs together; None if they do not fit, or one of them raises."""
     device = place.world.device
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
@@ -221,7 +221,7 @@ def _steps_per_second(configs: Sequence[TrainConfig], place: Workplace) -> float
             pack.step()
         torch.cuda.synchronize(device)
         elapsed = time.perf_counter() - started
-    except torch.OutOfMemoryError:
+    except Exception:  # a trial that raises will do so again when it is trained, and that is its failure
         return None
     memory = torch.cuda.get_device_properties(device).total_memory
     # Reserved, not allocated: a graph is captured run by run, but each run keeps its stream's memory.
