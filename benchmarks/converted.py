@@ -28,8 +28,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import skipinit
-from skipinit.data.augment import standardize
-from skipinit.data.images import load
+from skipinit.data.images import load, standardize
 from skipinit.provenance import Provenance
 
 BATCH, LENGTH, BYTES = 16, 64, 256

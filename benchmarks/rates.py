@@ -24,8 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import skipinit
-from skipinit.data.augment import standardize
-from skipinit.data.images import load
+from skipinit.data.images import load, standardize
 from skipinit.provenance import Provenance
 
 WIDTH, BATCH, CLASSES = 16, 64, 10

@@ -26,9 +26,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from skipinit import ModelConfig, TrainConfig
-from skipinit.data.augment import standardize
 from skipinit.data.catalog import DATA_SETS
-from skipinit.data.images import ImageSet, load
+from skipinit.data.images import ImageSet, load, standardize
 from skipinit.nets.create import build
 from skipinit.nets.own import is_own, load_factory
 from skipinit.provenance import Provenance

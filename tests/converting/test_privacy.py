@@ -8,8 +8,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from skipinit.converting.convert import convert
-from skipinit.data.augment import standardize
-from skipinit.data.images import load
+from skipinit.data.images import load, standardize
 from support.convert_models import CifarResNet, scalars
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Opacus warns of its own random numbers and hooks.

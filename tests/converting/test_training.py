@@ -8,8 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from skipinit.converting.convert import convert
-from skipinit.data.augment import standardize
-from skipinit.data.images import load
+from skipinit.data.images import load, standardize
 from support.convert_models import CifarResNet
 from support.probe_models import PreActivationBlock
 

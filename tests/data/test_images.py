@@ -10,7 +10,7 @@ import torch
 from sklearn.datasets import load_digits
 
 from skipinit import data
-from skipinit.data.augment import mix
+from skipinit.data.images import mix
 from skipinit.errors import ConfigError, DataError
 
 

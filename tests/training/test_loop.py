@@ -13,9 +13,8 @@ import pytest
 import torch
 
 from skipinit.config import ModelConfig, TrainConfig
-from skipinit.data.augment import standardize
 from skipinit.data.catalog import describe
-from skipinit.data.images import ImageSet
+from skipinit.data.images import ImageSet, standardize
 from skipinit.errors import ConfigError
 from skipinit.nets.merges import GhostBatchNorm2d
 from skipinit.training.control import Stop

@@ -19,7 +19,7 @@ from skipinit.cli import main
 from skipinit.config import Convert, ModelConfig, TrainConfig, to_dict
 from skipinit.converting.plan import CONVERSIONS
 from skipinit.data import epoch_plan, standardize
-from skipinit.data.augment import mix
+from skipinit.data.images import mix
 from skipinit.errors import ConfigError
 from skipinit.nets.layers import l2_parameters
 from skipinit.sweeping.engine import Outcome, run_sweep

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from skipinit.config import ModelConfig, TrainConfig
-from skipinit.data.augment import epoch_plan
 from skipinit.data.catalog import describe
+from skipinit.data.images import epoch_plan
 from skipinit.data.photographs import CentreCrop, RandomCrop, read_image
 from skipinit.errors import DataError
 from skipinit.sweeping.results import watched

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from skipinit.config import ModelConfig, TrainConfig
-from skipinit.data.augment import epoch_plan, mix
 from skipinit.data.catalog import describe
+from skipinit.data.images import epoch_plan, mix
 from skipinit.nets.create import build
 from skipinit.training.control import Stop
 from skipinit.training.loop import train_together

@@ -8,7 +8,7 @@ from fractions import Fraction
 import pytest
 
 from skipinit.config import ModelConfig, TrainConfig
-from skipinit.training.optimizer import learning_rates
+from skipinit.training.protocol import learning_rates
 
 _CONFIG = TrainConfig(ModelConfig("wrn10_1"), "digits", lr=0.5, batch_size=64, epochs=200)
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from skipinit.config import ModelConfig, TrainConfig
 from skipinit.nets.create import build
-from skipinit.training.optimizer import SGD, momentum_buffers
+from skipinit.training.run import SGD, momentum_buffers
 
 _L2 = 0.05  # large, so that a weight taking it wrongly cannot hide
 

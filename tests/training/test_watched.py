@@ -18,7 +18,7 @@ import skipinit
 from skipinit.cli import main
 from skipinit.config import TrainConfig, to_dict
 from skipinit.data import epoch_plan, load, standardize
-from skipinit.data.augment import mix
+from skipinit.data.images import mix
 from skipinit.errors import ConfigError, DataError
 from skipinit.nets.create import build
 from skipinit.probing.history import Measurement

@@ -203,8 +203,7 @@ def _batch(name: str, inputs: InputFlags) -> tuple[Tensor, Tensor]:
         if inputs.tokens is not None:
             return torch.randint(inputs.tokens, shape), torch.randint(10, shape[:1])
         return torch.randn(shape), torch.randint(10, shape[:1])
-    from ..data.augment import standardize
-    from ..data.images import load
+    from ..data.images import load, standardize
 
     images = load(inputs.data)
     chosen = torch.randperm(len(images.train_images))[: inputs.batch_size or 64]

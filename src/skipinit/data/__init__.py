@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 from ..errors import need
 
 if TYPE_CHECKING:
-    from .augment import EpochPlan as EpochPlan
-    from .augment import crop_flip as crop_flip
-    from .augment import epoch_plan as epoch_plan
-    from .augment import standardize as standardize
     from .catalog import DATA_SETS as DATA_SETS
     from .catalog import DataSet as DataSet
     from .catalog import describe as describe
+    from .images import EpochPlan as EpochPlan
     from .images import ImageSet as ImageSet
+    from .images import crop_flip as crop_flip
+    from .images import epoch_plan as epoch_plan
     from .images import load as load
+    from .images import standardize as standardize
     from .photographs import CentreCrop as CentreCrop
     from .photographs import ImageFolder as ImageFolder
     from .photographs import RandomCrop as RandomCrop
@@ -30,17 +30,17 @@ _HOME = {
     "CentreCrop": "photographs",
     "DATA_SETS": "catalog",
     "DataSet": "catalog",
-    "EpochPlan": "augment",
+    "EpochPlan": "images",
     "ImageFolder": "photographs",
     "ImageSet": "images",
     "RandomCrop": "photographs",
-    "crop_flip": "augment",
+    "crop_flip": "images",
     "describe": "catalog",
-    "epoch_plan": "augment",
+    "epoch_plan": "images",
     "folder_batches": "photographs",
     "load": "images",
     "open_folder": "photographs",
-    "standardize": "augment",
+    "standardize": "images",
 }
 # Written out for type checkers, which do not evaluate expressions.
 __all__ = [

@@ -24,8 +24,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from ..errors import DataError
 from ..provenance import usable_cores
-from .augment import mix
 from .catalog import find, search_path
+from .images import mix
 
 EXTENSIONS = (".jpeg", ".jpg", ".png")
 

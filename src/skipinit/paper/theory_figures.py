@@ -16,10 +16,9 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from ..data.augment import standardize
 from ..data.catalog import find
 from ..data.cifar import CIFAR10
-from ..data.images import load
+from ..data.images import load, standardize
 from ..files import write_whole
 from ..nets.create import create_model
 from ..nets.layers import l2_parameters

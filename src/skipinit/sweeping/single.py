@@ -21,7 +21,7 @@ from ..callbacks.writers import CsvWriter
 from ..config import TrainConfig, to_dict
 from ..errors import ConfigError, DataError, SkipinitError, need, system_errors_explained
 from ..files import append_whole, write_whole
-from ..training.checkpoint import Checkpoints
+from ..training.checkpoint import Checkpoints, restore_run
 from ..training.control import Bar, Stop, steps_bar, stopped_by_signals
 from ..training.loop import train_together
 from ..training.protocol import identity, settle
@@ -106,7 +106,7 @@ def train(
         reporter.start(config, place, state, seconds)
         if checkpoints and state is not None:
             with checkpoints.restoring(identity(config)):
-                run.restore(state)
+                restore_run(run, state)
         bar.update(run.position, "training")
         train_together([run], place.data(config.data), reporter, stop)
         return _result(run, reporter)

@@ -14,10 +14,9 @@ from ..errors import ConfigError, DataError, need, system_errors_explained
 from ..files import write_whole
 from ..nets.create import WEIGHTS, ResidualNet, build, weights_of
 from ..nets.own import is_own
-from ..training.checkpoint import Checkpoints, RunState
+from ..training.checkpoint import Checkpoints, RunState, restore_network
 from ..training.own_models import build_own
 from ..training.protocol import identity
-from ..training.run import restore_network
 from ..training.world import find_device, open_device
 from .store import FILE, open_store
 from .trainer import Workplace

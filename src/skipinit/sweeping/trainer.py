@@ -17,7 +17,7 @@ import torch
 
 from ..config import TrainConfig
 from ..provenance import Provenance
-from ..training.checkpoint import RunState, pack_state, unpack_if_whole
+from ..training.checkpoint import RunState, pack_state, restore_run, unpack_if_whole
 from ..training.control import Stop
 from ..training.loop import make_executor, train_together
 from ..training.protocol import identity
@@ -168,7 +168,7 @@ class Trainer:
         reporter.start(config, self.place, state, seconds)
         run = self.place.make_run(config)
         if state is not None:
-            run.restore(state)
+            restore_run(run, state)
         return run
 
 

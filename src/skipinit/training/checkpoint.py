@@ -1,30 +1,90 @@
-"""Checkpoints: the state of an unfinished run in a file with a format number and named contents."""
+"""Checkpoints: the state of an unfinished run, in a file with a format number and named contents."""
 
 from __future__ import annotations
 
 import io
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
+from torch import Tensor, nn
 
-from ..errors import DataError
+from ..errors import ConfigError, DataError
 from ..files import write_whole
-from .run import Run
+from .records import EpochRecord
+from .run import Run, momentum_buffers
 
 FORMAT, VERSION = "skipinit checkpoint", 2
 
 RunState = dict[str, Any]
-"""The return value of `Run.state`: model, momentum, step, losses, generator, records."""
+"""All that a resumed run needs, by name, as tensors and plain values."""
+
+
+def state_of(run: Run) -> RunState:
+    """The state of a run at its position."""
+    return {
+        "model": _on_cpu(run.model.state_dict()),
+        "momentum": _on_cpu(momentum_buffers(run.model, run.optimizer)),
+        "step": run.position,
+        "losses": run.losses.cpu(),
+        "generator": {"device": run.world.device.type, "state": run.generator.get_state()},
+        "records": [asdict(record) for record in run.records],
+    }
+
+
+def restore_run(run: Run, state: RunState) -> None:
+    """Load a state. One of another kind of device is refused if the run draws random numbers."""
+    here = run.world.device.type
+    device, generator = state["generator"]["device"], state["generator"]["state"]
+    if device == here:
+        run.generator.set_state(generator)
+    elif run.dropouts or run.own:
+        what = "a model of your own" if run.own else "dropout"
+        raise ConfigError(
+            f"this run has {what} and was started on {device}; {here} cannot continue its random numbers: "
+            f"use --device {device}"
+        )
+    if len(state["losses"]) != len(run.losses):
+        raise DataError(
+            f"the checkpoint has {len(state['losses'])} batches per epoch, {run.config.data} has "
+            f"{len(run.losses)}"
+        )
+    restore_network(run.model, state)
+    _copy(state["momentum"], momentum_buffers(run.model, run.optimizer))
+    run.step.fill_(state["step"])
+    run.losses.copy_(state["losses"])
+    run.records = [EpochRecord(**record) for record in state["records"]]
+
+
+def restore_network(model: nn.Module, state: RunState) -> None:
+    """Load the weights of a run's state. They fit any kind of device, unlike the generator's state."""
+    _copy(state["model"], model.state_dict())
+
+
+def _on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.cpu() for name, tensor in tensors.items()}
+
+
+def _copy(saved: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
+    """In place, because a captured graph uses these tensors."""
+    if odd := sorted(saved.keys() ^ tensors.keys()):
+        owner = "checkpoint" if odd[0] in saved else "model"
+        raise DataError(f"only the {owner} has {odd[0]}")
+    for name, tensor in tensors.items():
+        if saved[name].shape != tensor.shape:  # torch would broadcast
+            shapes = f"{tuple(saved[name].shape)} in the checkpoint, {tuple(tensor.shape)} in the model"
+            raise DataError(f"{name} has shape {shapes}")
+        tensor.copy_(saved[name])
 
 
 def pack_state(run: Run, seconds: float) -> bytes:
     """The content of a checkpoint: the run's state, and the seconds it has taken."""
     buffer = io.BytesIO()
-    torch.save({"format": FORMAT, "version": VERSION, "run": run.state(), "seconds": seconds}, buffer)
+    torch.save({"format": FORMAT, "version": VERSION, "run": state_of(run), "seconds": seconds}, buffer)
     return buffer.getvalue()
 
 

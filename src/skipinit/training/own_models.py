@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..config import TrainConfig
-from ..data.augment import mix
+from ..data.images import mix
 from ..errors import ConfigError, one_line
 from ..nets.own import load_factory
 from .world import contiguous

@@ -1,6 +1,6 @@
-"""Defaults of a run, and its identity.
+"""The paper's protocol: defaults of a run, its learning rates, and its identity.
 
-The paper's protocol for the data set gives the options that the user does not. A settled config has every
+The protocol for the data set gives the options that the user does not. A settled config has every
 option explicit. Its identity is a hash of what differs from the protocol, so it does not depend on how the
 config was written.
 """
@@ -137,6 +137,49 @@ def steps_per_epoch(examples: int, config: TrainConfig) -> int:
             f"{config.data}; it must be {examples} or less"
         )
     return examples // config.batch_size
+
+
+def _constant_factor(step: int, total: int) -> float:
+    """Always 1."""
+    return 1.0
+
+
+def _cifar_factor(step: int, total: int) -> float:
+    """1 for the first half, then halved at once and after every twentieth (200 epochs: at 100, 110, ...)."""
+    return 0.5 ** _halvings(step, total, parts=20)
+
+
+def _imagenet_factor(step: int, total: int) -> float:
+    """From 0 to 1 over an eighteenth, 1 to the half, then halved every eighteenth (90 epochs: every 5)."""
+    if 18 * step < total:
+        return 18 * step / total
+    return 0.5 ** _halvings(step, total, parts=18)
+
+
+def _halvings(step: int, total: int, parts: int) -> int:
+    """How many `parts`-ths of the training have begun since its middle, the one at the middle included."""
+    if 2 * step < total:
+        return 0
+    return 1 + (2 * parts * step - parts * total) // (2 * total)
+
+
+_SCHEDULES: dict[str, Callable[[int, int], float]] = {
+    "cifar": _cifar_factor,
+    "imagenet": _imagenet_factor,
+    "constant": _constant_factor,
+}
+"""By name: from the step and the number of all steps to a factor of the learning rate.
+
+Their thresholds are fractions of the training, so a schedule fits any number of epochs, and is exact for the
+paper's.
+"""
+
+
+def learning_rates(config: TrainConfig, batches: int) -> list[float]:
+    """The learning rate of every step of a run whose epochs have so many batches."""
+    total = config.epochs * batches
+    factor = _SCHEDULES[config.schedule]
+    return [config.lr * factor(step, total) for step in range(total)]
 
 
 def check_fit(config: TrainConfig, channels: int, classes: int) -> None:

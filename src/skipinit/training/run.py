@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch.optim.sgd import sgd
 
 from ..config import TrainConfig
-from ..data.augment import mix
-from ..errors import ConfigError, DataError
+from ..data.images import mix
+from ..errors import ConfigError
 from ..nets.blocks import Dropout
 from ..nets.create import ResidualNet, build
+from ..nets.layers import l2_parameters
 from ..nets.own import is_own
 from ..probing.history import Measurement
 from .control import say_once
-from .optimizer import SGD, learning_rates, momentum_buffers
 from .own_models import build_own, drawing_from
+from .protocol import learning_rates
 from .records import EpochRecord
 from .sources import Source, summed_cross_entropy
 from .world import RunningStatistics, World, by_batch_at_test, ghost_of, share_gradients, share_statistics
@@ -217,60 +219,6 @@ class Run:
         momentum = momentum_buffers(self.model, self.optimizer)
         return [*self.model.state_dict().values(), *momentum.values(), self.step, self.losses]
 
-    def state(self) -> dict[str, Any]:
-        """All that a resumed run needs, by name, as tensors and plain values."""
-        return {
-            "model": _on_cpu(self.model.state_dict()),
-            "momentum": _on_cpu(momentum_buffers(self.model, self.optimizer)),
-            "step": self.position,
-            "losses": self.losses.cpu(),
-            "generator": {"device": self.world.device.type, "state": self.generator.get_state()},
-            "records": [asdict(record) for record in self.records],
-        }
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Load a state. One of another kind of device is refused if the run draws random numbers."""
-        device, generator = state["generator"]["device"], state["generator"]["state"]
-        if device == self.world.device.type:
-            self.generator.set_state(generator)
-        elif self.dropouts or self.own:
-            what = "a model of your own" if self.own else "dropout"
-            raise ConfigError(
-                f"this run has {what} and was started on {device}; {self.world.device.type} cannot continue "
-                f"its random numbers: use --device {device}"
-            )
-        if len(state["losses"]) != len(self.losses):
-            raise DataError(
-                f"the checkpoint has {len(state['losses'])} batches per epoch, {self.config.data} has "
-                f"{len(self.losses)}"
-            )
-        restore_network(self.model, state)
-        _copy(state["momentum"], momentum_buffers(self.model, self.optimizer))
-        self.step.fill_(state["step"])
-        self.losses.copy_(state["losses"])
-        self.records = [EpochRecord(**record) for record in state["records"]]
-
-
-def restore_network(model: nn.Module, state: dict[str, Any]) -> None:
-    """Load the weights of a run's state. They fit any kind of device, unlike the generator's state."""
-    _copy(state["model"], model.state_dict())
-
-
-def _on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.cpu() for name, tensor in tensors.items()}
-
-
-def _copy(saved: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
-    """In place, because a captured graph uses these tensors."""
-    if odd := sorted(saved.keys() ^ tensors.keys()):
-        owner = "checkpoint" if odd[0] in saved else "model"
-        raise DataError(f"only the {owner} has {odd[0]}")
-    for name, tensor in tensors.items():
-        if saved[name].shape != tensor.shape:  # torch would broadcast
-            shapes = f"{tuple(saved[name].shape)} in the checkpoint, {tuple(tensor.shape)} in the model"
-            raise DataError(f"{name} has shape {shapes}")
-        tensor.copy_(saved[name])
-
 
 def _mean_loss(logits: Tensor, labels: Tensor, batch_size: int) -> Tensor:
     return summed_cross_entropy(logits, labels) / batch_size
@@ -304,3 +252,62 @@ def _fit_micro_batch(model: nn.Module, config: TrainConfig, world: World, limit:
             raise ConfigError(f"ghost_batch {ghost} does not divide the {local} examples of each process")
     unit = math.lcm(*ghosts)
     return min(max(limit // unit, 1) * unit, local)
+
+
+class SGD(Optimizer):
+    """g <- g + l2 w;  v <- momentum v + (1 - dampening) g;  w <- w - lr v;  v = 0 at the start
+
+    torch's own SGD sets v to the first gradient without dampening, ten times too large at dampening 0.9, and
+    ignores dampening without momentum. Its methods import torch's compiler, which takes more than a second;
+    the function that they call does not.
+
+    `lr` is a tensor on the model's device, so that a captured graph can change it.
+    """
+
+    def __init__(self, model: nn.Module, config: TrainConfig, lr: Tensor) -> None:
+        decayed = l2_parameters(model)
+        rest = [parameter for name, parameter in model.named_parameters() if name not in decayed]
+        groups = [{"params": [*decayed.values()], "l2": config.l2}, {"params": rest, "l2": 0.0}]
+        super().__init__(groups, {})
+        self.config, self.lr = config, lr
+        if config.momentum:
+            for parameter in model.parameters():
+                self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Called by torch with each group of parameters; torch's own method imports its compiler."""
+        self.param_groups.append(param_group)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop all gradients."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Update the parameters that have a gradient."""
+        momentum, dampening = self.config.momentum, self.config.dampening
+        for group in self.param_groups:
+            moved = [parameter for parameter in group["params"] if parameter.grad is not None]
+            sgd(
+                moved,
+                [parameter.grad for parameter in moved],
+                [self.state[parameter]["momentum_buffer"] for parameter in moved] if momentum else [],
+                weight_decay=group["l2"],
+                momentum=momentum,
+                lr=self.lr if momentum else self.lr * (1 - dampening),  # type: ignore[arg-type]
+                dampening=dampening,
+                nesterov=False,
+                maximize=False,
+                fused=True,
+            )
+
+
+def momentum_buffers(model: nn.Module, optimizer: SGD) -> dict[str, Tensor]:
+    """The velocities by the names of their parameters; none without momentum."""
+    return {
+        name: optimizer.state[parameter]["momentum_buffer"]
+        for name, parameter in model.named_parameters()
+        if parameter in optimizer.state
+    }

@@ -16,9 +16,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..config import TrainConfig
-from ..data.augment import crop_flip, epoch_plan, standardize
 from ..data.catalog import DataSet, describe
-from ..data.images import ImageSet, load
+from ..data.images import ImageSet, crop_flip, epoch_plan, load, standardize
 from ..data.photographs import SIZE, Batch, CentreCrop, RandomCrop, Split, folder_batches, open_folder
 from .protocol import check_fit, steps_per_epoch
 from .world import World
