@@ -13,7 +13,7 @@ from PIL import Image
 from torch.utils.data import DataLoader, TensorDataset
 
 from skipinit.data import describe, load
-from skipinit.data.arrays import keep_arrays
+from skipinit.data.arrays import keep_arrays, read_arrays
 from skipinit.errors import DataError
 from skipinit.training.protocol import name_data
 
@@ -146,6 +146,25 @@ def _in_memory(form: str, arrays: Arrays) -> list[Any]:
             pictures = [Image.fromarray(image.transpose(1, 2, 0)) for image in images]
             splits.append(_Dataset(pictures, labels))
     return splits
+
+
+def test_a_damaged_byte_is_one_line_or_does_not_matter(tmp_path: Path) -> None:
+    """It may be in the archive's table, where it can ask for a password or for a place before the start."""
+    path, labels = tmp_path / "own.npz", np.arange(2)
+    images = np.arange(8, dtype=np.uint8).reshape(2, 1, 2, 2)
+    np.savez(path, train_images=images, train_labels=labels, test_images=images + 8, test_labels=labels)
+    whole, refused = path.read_bytes(), set()
+    for place, byte in enumerate(whole):
+        path.write_bytes(whole[:place] + bytes([byte ^ 1]) + whole[place + 1 :])
+        try:
+            train, test = read_arrays(str(path))
+        except DataError as error:
+            refused.add(str(error).partition(":")[0])
+        else:
+            assert np.array_equal(train.images, images)
+            assert np.array_equal(test.images, images + 8)
+            assert np.array_equal([train.labels, test.labels], [labels, labels])
+    assert refused == {str(path)}
 
 
 @pytest.mark.parametrize("form", ["arrays", "tensors", "TensorDataset", "pictures"])

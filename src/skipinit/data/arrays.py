@@ -6,6 +6,7 @@ their classes (N,) as whole numbers from 0.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import zipfile
@@ -23,6 +24,8 @@ from .catalog import DataSet, Labelled, find, search_path
 
 _ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
 _CHANNELS = (1, 3, 4)
+_DAMAGED = (ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
+"""RuntimeError: the archive's table says that a file has a password, or a format of the future."""
 
 
 def describe_arrays(path: str) -> DataSet:
@@ -143,10 +146,11 @@ def _read(path: str) -> dict[str, NDArray[Any]]:
             # Pickled objects could run code as they are read.
             with np.load(stream, allow_pickle=False) as file:
                 return {name: file[name] for name in _ARRAYS if name in file}
-    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        reason = one_line(error)
+    except (*_DAMAGED, OSError) as error:
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # as for a place before the start
+            raise
         raise DataError(
-            f"{path}: not an .npz file of plain arrays ({reason}); write it by numpy.savez"
+            f"{path}: not an .npz file of plain arrays ({one_line(error)}); write it by numpy.savez"
         ) from error
 
 
