@@ -11,7 +11,7 @@ from skipinit.errors import ConfigError
 from skipinit.nets.architectures import find_architecture
 from skipinit.nets.schemes import resolve
 from skipinit.paper.exhibits import EXHIBITS, METHODS, RATE_GRID, BestRate, Exhibit, Result, find_exhibits
-from skipinit.sweeping.summary import Run, Trim, summarize
+from skipinit.sweeping.summary import TrialResult, Trim, summarize
 from support.paper_source import PAPER, needs_paper
 
 # Headings of the tables, without spaces, as the source writes them.
@@ -220,7 +220,7 @@ def test_a_sweeps_cell_reads_as_a_result() -> None:
         3.0: [10.0] * 3,
     }
     runs = [
-        Run(lr, seed, 10, value, 0.1)
+        TrialResult(lr, seed, 10, value, 0.1)
         for lr, values in accuracies.items()
         for seed, value in enumerate(values)
     ]
@@ -237,7 +237,7 @@ def test_a_sweeps_cell_reads_as_a_result() -> None:
 
 
 def test_a_cell_has_failed_only_when_nothing_is_to_come() -> None:
-    diverged = summarize([Run(0.5, 0, 10, None, None)], "test_accuracy", Trim(5, 7))
+    diverged = summarize([TrialResult(0.5, 0, 10, None, None)], "test_accuracy", Trim(5, 7))
     assert Result.of_cell(diverged, unfinished=1) is None
     result = Result.of_cell(diverged)
     assert result is not None

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skipinit.errors import ConfigError
-from skipinit.sweeping.summary import METRICS, Metric, Run, Trim, summarize
+from skipinit.sweeping.summary import METRICS, Metric, TrialResult, Trim, summarize
 
 FIVE_OF_SEVEN = Trim(5, 7)
 
@@ -23,11 +23,11 @@ runs_of_a_cell = st.dictionaries(
     st.tuples(accuracies, losses),
     min_size=1,
     max_size=30,
-).map(lambda table: [Run(lr, seed, 10, *values) for (lr, seed), values in table.items()])
+).map(lambda table: [TrialResult(lr, seed, 10, *values) for (lr, seed), values in table.items()])
 trims = st.integers(1, 8).flatmap(lambda of: st.builds(Trim, st.integers(1, of), st.just(of)))
 
 
-def reference(runs: list[Run], metric: Metric, trim: Trim) -> dict[str, Any]:
+def reference(runs: list[TrialResult], metric: Metric, trim: Trim) -> dict[str, Any]:
     """The protocol once more: arrays of (lr, seed, accuracy, loss), one pass per rule."""
     table = np.array(
         [
@@ -79,7 +79,7 @@ def reference(runs: list[Run], metric: Metric, trim: Trim) -> dict[str, Any]:
 
 @settings(max_examples=300, deadline=None)
 @given(runs_of_a_cell, trims, st.sampled_from(METRICS))
-def test_a_cell_equals_the_reference(runs: list[Run], trim: Trim, metric: Metric) -> None:
+def test_a_cell_equals_the_reference(runs: list[TrialResult], trim: Trim, metric: Metric) -> None:
     expected, cell = reference(runs, metric, trim), summarize(runs, metric, trim)
     assert cell.failed == expected["failed"]
     if cell.failed:
@@ -98,8 +98,8 @@ def test_a_cell_equals_the_reference(runs: list[Run], trim: Trim, metric: Metric
         assert (cell.lr_low, cell.lr_high) == (expected["low"], expected["high"])
 
 
-def accuracy_runs(lr: float, *values: float | None, classes: int = 10) -> list[Run]:
-    return [Run(lr, seed, classes, value, None) for seed, value in enumerate(values)]
+def accuracy_runs(lr: float, *values: float | None, classes: int = 10) -> list[TrialResult]:
+    return [TrialResult(lr, seed, classes, value, None) for seed, value in enumerate(values)]
 
 
 def test_best_five_of_seven_by_hand() -> None:
@@ -110,7 +110,11 @@ def test_best_five_of_seven_by_hand() -> None:
 
 
 def test_each_metric_has_its_own_best_rate_and_ranking() -> None:
-    runs = [Run(0.25, 0, 10, 90.0, 0.1), Run(0.25, 1, 10, 80.0, 0.5), Run(0.5, 0, 10, 85.0, 0.01)]
+    runs = [
+        TrialResult(0.25, 0, 10, 90.0, 0.1),
+        TrialResult(0.25, 1, 10, 80.0, 0.5),
+        TrialResult(0.5, 0, 10, 85.0, 0.01),
+    ]
     accuracy = summarize(runs, "test_accuracy", Trim(1, 2))
     loss = summarize(runs, "train_loss", Trim(1, 2))
     assert accuracy.best is not None
@@ -173,7 +177,7 @@ def test_the_error_bar_is_the_span_and_takes_its_border_in() -> None:
 def test_edges_of_the_grid() -> None:
     runs = [run for lr, value in [(0.25, 70.0), (0.5, 90.0), (1.0, 80.0)] for run in accuracy_runs(lr, value)]
 
-    def edge(chosen: list[Run], grid: tuple[float, ...] = ()) -> str | None:
+    def edge(chosen: list[TrialResult], grid: tuple[float, ...] = ()) -> str | None:
         return summarize(chosen, "test_accuracy", FIVE_OF_SEVEN, grid).edge
 
     assert edge(runs) is None
@@ -190,16 +194,16 @@ def test_a_cell_fails_only_if_every_run_is_at_chance() -> None:
         assert cell.failed
         assert (cell.best, cell.lr_low, cell.edge) == (None, None, None)
         assert [rate.runs for rate in cell.rates] == [3, 2]
-    assert not summarize([*chance, Run(2.0, 0, 10, 30.0, 1.0)], "test_accuracy", FIVE_OF_SEVEN).failed
+    assert not summarize([*chance, TrialResult(2.0, 0, 10, 30.0, 1.0)], "test_accuracy", FIVE_OF_SEVEN).failed
 
 
 def test_a_non_finite_run_counts_as_chance() -> None:
-    run = Run(0.5, 0, 100, None, None)
+    run = TrialResult(0.5, 0, 100, None, None)
     assert run.at_chance
     assert run.value("test_accuracy") == 1.0
     assert run.value("train_loss") == pytest.approx(math.log(100))
-    assert Run(0.5, 0, 100, 1.5, 4.0).at_chance, "up to 1.5 times chance"
-    assert not any(Run(0.5, 0, 100, accuracy, 4.0).at_chance for accuracy in (1.51, 1.6))
+    assert TrialResult(0.5, 0, 100, 1.5, 4.0).at_chance, "up to 1.5 times chance"
+    assert not any(TrialResult(0.5, 0, 100, accuracy, 4.0).at_chance for accuracy in (1.51, 1.6))
 
 
 def test_no_results_yet() -> None:

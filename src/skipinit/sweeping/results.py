@@ -16,7 +16,7 @@ from ..probing.history import WatchReport
 from ..training.records import STATES, Trial
 from .grid import cell_key, flatten
 from .store import Store, open_store
-from .summary import METRICS, Cell, Run, Trim, summarize
+from .summary import METRICS, Cell, TrialResult, Trim, summarize
 
 Row = dict[str, Any]
 # Not the epoch's `lr`, which the schedule has lowered: a row has that of the trial.
@@ -141,7 +141,7 @@ def _shared(trial: Trial) -> Row:
 
 def _cells(trials: Sequence[Trial], trim: Trim) -> Iterator[CellResult]:
     """One cell by every metric."""
-    runs = [_run(trial) for trial in trials if trial.has_result]
+    runs = [_result(trial) for trial in trials if trial.has_result]
     failures = sum(trial.state == "failed" for trial in trials)
     unfinished = len(trials) - len(runs) - failures
     rates = [trial.config.lr for trial in trials]
@@ -150,12 +150,12 @@ def _cells(trials: Sequence[Trial], trim: Trim) -> Iterator[CellResult]:
         yield CellResult(_shared(trials[0]), summary, len(trials), unfinished, failures)
 
 
-def _run(trial: Trial) -> Run:
+def _result(trial: Trial) -> TrialResult:
     accuracy = loss = None
     if trial.state == "finished" and trial.last:
         accuracy, loss = trial.last.test_accuracy, trial.last.train_loss
     assert trial.classes is not None, "a trial with a result has been started"
-    return Run(trial.config.lr, trial.config.seed, trial.classes, accuracy, loss)
+    return TrialResult(trial.config.lr, trial.config.seed, trial.classes, accuracy, loss)
 
 
 @dataclass(frozen=True)

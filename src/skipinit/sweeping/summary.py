@@ -56,7 +56,7 @@ class Trim:
 
 
 @dataclass(frozen=True)
-class Run:
+class TrialResult:
     """The result of one trial; its metrics are None if it diverged."""
 
     lr: float
@@ -111,9 +111,9 @@ class Cell:
     """Whether the best rate is an end of the grid, or its only rate: the optimum may be outside."""
 
 
-def summarize(runs: Iterable[Run], metric: Metric, trim: Trim, grid: Iterable[float] = ()) -> Cell:
+def summarize(runs: Iterable[TrialResult], metric: Metric, trim: Trim, grid: Iterable[float] = ()) -> Cell:
     """The cell of these runs; `grid` has all rates asked for, also those without a result yet."""
-    by_rate: defaultdict[float, list[Run]] = defaultdict(list)
+    by_rate: defaultdict[float, list[TrialResult]] = defaultdict(list)
     for run in runs:
         by_rate[run.lr].append(run)
     rates = tuple(_rate(lr, by_rate[lr], metric, trim) for lr in sorted(by_rate))
@@ -125,7 +125,7 @@ def summarize(runs: Iterable[Run], metric: Metric, trim: Trim, grid: Iterable[fl
     return Cell(metric, rates, False, best, min(near), max(near), _edge(best.lr, {*grid, *by_rate}))
 
 
-def _rate(lr: float, runs: Sequence[Run], metric: Metric, trim: Trim) -> Rate:
+def _rate(lr: float, runs: Sequence[TrialResult], metric: Metric, trim: Trim) -> Rate:
     counted = sorted(runs, key=lambda run: run.seed)[: trim.of]
     ranked = sorted(counted, key=lambda run: run.value(metric), reverse=metric == "test_accuracy")
     kept = ranked[: trim.best]
