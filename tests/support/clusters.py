@@ -28,7 +28,7 @@ from skipinit.sweeping.engine import run_sweep
 from skipinit.sweeping.grid import Grid
 
 trials = tuple(train_from_dict(fields) for fields in json.loads(sys.argv[1]))
-outcome = run_sweep(Grid(trials), Path(sys.argv[2]), engine="ray", checkpoint_seconds=0)
+outcome = run_sweep(Grid(trials), Path(sys.argv[2]), engine="ray", checkpoint_seconds=0, progress=False)
 print(json.dumps(asdict(outcome)))
 """
 """Trains the trials of its first argument, as JSON, into the folder of its second."""

@@ -22,18 +22,17 @@ from skipinit.sweeping.grid import Grid
 from skipinit.sweeping.store import open_store
 from skipinit.training.protocol import identity
 from support.clusters import DRIVER, curves, numbers, processes, start, two_nodes
-from support.runs import SMALL, SMALL_BATCHNORM
+from support.runs import DIVERGING, RAISING, SMALL
 
 pytest.importorskip("ray", reason="needs Ray (extra `cluster`)")
 pytestmark = pytest.mark.xdist_group("ray")  # one worker, one cluster
 
-_CONFIG = replace(SMALL, epochs=6)
-_DIVERGING = replace(_CONFIG, model=replace(_CONFIG.model, alpha=1e30))
-_RAISING = replace(_CONFIG, model=replace(SMALL_BATCHNORM, ghost_batch=48))
-_TRIALS = [*(replace(_CONFIG, seed=seed) for seed in range(6)), _DIVERGING, _RAISING]
+_LONG = [replace(SMALL, epochs=16, seed=seed) for seed in range(2)]
+"""One for each node, and sent out first: on a busy machine, too, both still train when the node is killed."""
+_TRIALS = [*_LONG, *(replace(SMALL, seed=seed) for seed in range(2, 5)), DIVERGING, RAISING]
 _COMMAND = ["sweep", "wrn10_1", "--scheme", "skipinit", "--data", "digits", "--lr", "0.05"]
 _COMMAND += ["--batch-size", "256", "--engine", "ray"]
-_PATIENCE = 90
+_PATIENCE = 240
 
 
 @pytest.fixture(scope="module")
@@ -91,12 +90,11 @@ def _wait_until(holds: Callable[[], bool], driver: subprocess.Popen[str]) -> Non
 
 
 def _both_have_begun(out: Path) -> bool:
-    """Two trials run, each with two epochs and more to come: one of them is on the node that will die."""
+    """The long trials run and have two epochs each: one of them is on the node that will die."""
     if not (out / "sweep.sqlite").exists():
         return False
-    so_far = curves(out)
-    running = [id for id, state in _states(out).items() if state == "running"]
-    return sum(2 <= len(so_far[id]) <= 4 for id in running) == 2
+    so_far, states = curves(out), _states(out)
+    return all(states.get(id) == "running" and len(so_far.get(id, [])) >= 2 for id in map(identity, _LONG))
 
 
 def test_a_node_killed_in_mid_sweep_costs_no_trial_and_changes_no_number(
@@ -114,18 +112,18 @@ def test_a_node_killed_in_mid_sweep_costs_no_trial_and_changes_no_number(
         finally:
             driver.kill()
     assert errors == "skipinit: a worker of the cluster is lost; its trials resume on another\n"
-    assert json.loads(printed) == {"results": 7, "failures": 1, "left": 0, "interrupted": False}
+    assert json.loads(printed) == {"results": 6, "failures": 1, "left": 0, "interrupted": False}
     states = _states(out)
-    assert states.pop(identity(_DIVERGING)) == "diverged"
-    assert states.pop(identity(_RAISING)) == "failed"
-    assert list(states.values()) == ["finished"] * 6
+    assert states.pop(identity(DIVERGING)) == "diverged"
+    assert states.pop(identity(RAISING)) == "failed"
+    assert list(states.values()) == ["finished"] * 5
     assert not list((out / "checkpoints").iterdir())
 
     here = tmp_path / "here"
-    assert run_sweep(Grid(tuple(_TRIALS)), here, device="cpu", progress=False) == Outcome(7, 1, 0)
+    assert run_sweep(Grid(tuple(_TRIALS)), here, device="cpu", progress=False) == Outcome(6, 1, 0)
     assert numbers(out) == numbers(here)
     with open_store(out) as store:
-        failed = store.trial(identity(_RAISING))
+        failed = store.trial(identity(RAISING))
     assert "ghost_batch 48 does not divide" in failed.reason
     assert "ConfigError" in failed.traceback
 
@@ -138,7 +136,7 @@ def test_a_node_killed_in_mid_sweep_costs_no_trial_and_changes_no_number(
 
 def test_asked_to_stop_the_nodes_hand_over_their_checkpoints(tmp_path: Path, cluster: Any) -> None:
     out = tmp_path / "stopped"
-    command = [*_COMMAND, "--epochs", "16", "--device", "cpu", "--out", str(out)]
+    command = [*_COMMAND, "--epochs", "40", "--device", "cpu", "--out", str(out)]
     with start(["-m", "skipinit", *command], cluster) as driver:
         try:
             _wait_until(lambda: (out / "sweep.sqlite").exists() and any(curves(out).values()), driver)
@@ -146,7 +144,8 @@ def test_asked_to_stop_the_nodes_hand_over_their_checkpoints(tmp_path: Path, clu
             printed, errors = driver.communicate(timeout=_PATIENCE)
         finally:
             driver.kill()
-    assert (driver.returncode, errors) == (130, "")
+    remarks = [line for line in errors.splitlines() if not line.startswith("epochs of all trials, ")]
+    assert (driver.returncode, remarks) == (130, []), "a line of progress each minute, on a busy machine"
     assert printed == f"0 results, 0 failures, 1 left; in {out}\n"
     assert list(_states(out).values()) == ["pending"]
     assert len(list((out / "checkpoints").glob("*.pt"))) == 1
