@@ -59,6 +59,20 @@ def test_runs_that_scatter_are_compared_with_their_own_spread_too() -> None:
     assert comparison(found, "table1", "skipinit", 16) == Comparison("agrees", "agrees", words)
 
 
+def test_a_single_run_is_taken_to_scatter_as_the_papers() -> None:
+    """93.3 ± 0.1 in the paper: 93.1 is 0.2 away, in units of 0.1 √2; 93.0 is 0.3 away."""
+    for value, agreement, words in (
+        (93.1, "agrees", "-0.2 points, 1.4 spreads"),
+        (93.0, "differs", "-0.3 points, 2.1 spreads"),
+    ):
+        alone = make_collection(
+            each
+            for each in trials("paper", lambda _, value=value: (value, 1.0), names=("table1",))
+            if each.config.seed == 0
+        )
+        assert comparison(alone, "table1", "skipinit", 16) == Comparison(agreement, "agrees", words)
+
+
 def test_a_loss_has_no_points() -> None:
     found = comparison(collection_of(90.0, "table3"), "table3", "divide-sqrt2", 16)
     assert found == Comparison("differs", "agrees", "+0.987, at least 1974.0 spreads")
