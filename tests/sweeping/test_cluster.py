@@ -144,8 +144,9 @@ def test_asked_to_stop_the_nodes_hand_over_their_checkpoints(tmp_path: Path, clu
             printed, errors = driver.communicate(timeout=_PATIENCE)
         finally:
             driver.kill()
+    # On a busy machine a line of progress comes each minute.
     remarks = [line for line in errors.splitlines() if not line.startswith("epochs of all trials, ")]
-    assert (driver.returncode, remarks) == (130, []), "a line of progress each minute, on a busy machine"
+    assert (driver.returncode, remarks) == (130, ["run the same command again to resume"])
     assert printed == f"0 results, 0 failures, 1 left; in {out}\n"
     assert list(_states(out).values()) == ["pending"]
     assert len(list((out / "checkpoints").glob("*.pt"))) == 1
