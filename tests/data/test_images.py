@@ -3,6 +3,7 @@
 import hashlib
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import torch
 from sklearn.datasets import load_digits
 
 from skipinit import data
-from skipinit.data.images import mix
+from skipinit.data.images import mix, read_digits
 from skipinit.errors import ConfigError, DataError
 
 
@@ -76,6 +77,20 @@ def test_digits_are_scikit_learns_split_once_and_for_all():
             test.append(position)
     assert np.array_equal(labels[-len(test) :], bundled.target[test])
     assert np.array_equal(found[-len(test) :], bundled.data[test])
+
+
+def test_digits_are_the_same_where_the_file_is_not_at_its_place(monkeypatch):
+    expected = read_digits()
+    monkeypatch.setattr("skipinit.data.images.find_spec", lambda _: SimpleNamespace(origin="/elsewhere/x.py"))
+    for part, other in zip(expected, read_digits(), strict=True):
+        assert (part.images == other.images).all()
+        assert (part.labels == other.labels).all()
+
+
+def test_digits_are_read_without_importing_scikit_learn():
+    code = "import sys; from skipinit.data import load; load('digits'); print('sklearn' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.stdout.strip(), done.stderr) == ("False", "")
 
 
 def test_large_digits_are_the_same_digits():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import multiprocessing
 import os
 import random
 import shutil
@@ -25,6 +24,7 @@ from skipinit.sweeping import workers
 from skipinit.sweeping.single import train
 from skipinit.sweeping.store import open_store
 from support.made_up_trials import trials, write_store
+from support.processes import PROCESSES
 from support.torture import Torture
 
 SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
@@ -36,12 +36,6 @@ COMMANDS = {
     "report": "report {stores}/two --out {out}/report.html",
     "reproduce": "reproduce figure4 figure5 --preset smoke --device cpu --out {out}/reproduced",
 }
-
-# Processes fork from a server that has imported torch: the instants fall into the command, not into imports.
-_PROCESSES = multiprocessing.get_context("forkserver")
-_PROCESSES.set_forkserver_preload(
-    ["skipinit.sweeping.single", "skipinit.data.images", "skipinit.cli.app", "skipinit.reporting.page"]
-)
 
 
 def _run(words: list[str], errors: Path) -> None:
@@ -101,7 +95,7 @@ def _trials(path: Path) -> list[Any]:
 @contextlib.contextmanager
 def _started(words: list[str], errors: Path) -> Iterator[Any]:
     errors.unlink(missing_ok=True)
-    process = _PROCESSES.Process(target=_run, args=(words, errors))
+    process = PROCESSES.Process(target=_run, args=(words, errors))
     process.start()
     try:
         while not errors.exists():

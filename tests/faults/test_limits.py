@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import multiprocessing
 import os
 import random
 import resource
@@ -24,13 +23,11 @@ from skipinit.config import ModelConfig
 from skipinit.sweeping.single import train
 from skipinit.sweeping.store import open_store
 from skipinit.training.protocol import make_train_config
+from support.processes import PROCESSES
 from support.torture import Torture
 
 CONFIG = make_train_config(ModelConfig("wrn10_1", "skipinit"), "digits", lr=0.1, batch_size=512, epochs=2)
 WORDS = "train wrn10_1 --scheme skipinit --data digits --lr 0.1 --batch-size 512 --epochs 2 --device cpu"
-
-_PROCESSES = multiprocessing.get_context("forkserver")
-_PROCESSES.set_forkserver_preload(["skipinit.sweeping.single", "skipinit.data.images", "skipinit.cli.app"])
 
 
 def _run(out: Path, errors: Path, most: int) -> None:
@@ -42,7 +39,7 @@ def _run(out: Path, errors: Path, most: int) -> None:
 
 
 def _train(out: Path, errors: Path, most: int = resource.RLIM_INFINITY) -> tuple[int | None, str]:
-    process = _PROCESSES.Process(target=_run, args=(out, errors, most))
+    process = PROCESSES.Process(target=_run, args=(out, errors, most))
     process.start()
     process.join()
     return process.exitcode, errors.read_text()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import random
 import re
@@ -25,16 +24,13 @@ from skipinit.sweeping.engine import Outcome, run_sweep
 from skipinit.sweeping.grid import Grid
 from skipinit.sweeping.store import open_store, open_writer
 from skipinit.training.records import EpochRecord
+from support.processes import PROCESSES
 from support.runs import SMALL
 from support.torture import Torture
 
-_KILLS = 15
+_KILLS = 10
 _CONFIG = replace(SMALL, batch_size=512)
-_TRIALS = Grid(tuple(replace(_CONFIG, seed=seed) for seed in range(40)))
-
-# Processes fork from a server that has imported torch: the instants fall into the sweep, not into imports.
-_PROCESSES = multiprocessing.get_context("forkserver")
-_PROCESSES.set_forkserver_preload(["skipinit.sweeping.engine", "skipinit.data.images"])
+_TRIALS = Grid(tuple(replace(_CONFIG, seed=seed) for seed in range(24)))
 
 
 def _work(out: Path) -> None:
@@ -60,7 +56,7 @@ def test_a_driver_killed_at_random_instants_loses_and_repeats_nothing(
     tmp_path: Path, torture: Torture
 ) -> None:
     def train(out: Path, seconds: float | None = None) -> int | None:
-        process = _PROCESSES.Process(target=_work, args=(out,))
+        process = PROCESSES.Process(target=_work, args=(out,))
         process.start()
         process.join(seconds)
         process.kill()
@@ -69,7 +65,7 @@ def test_a_driver_killed_at_random_instants_loses_and_repeats_nothing(
 
     assert train(tmp_path / "undisturbed") == 0
     undisturbed = _results(tmp_path / "undisturbed")
-    assert len(undisturbed) == 40
+    assert len(undisturbed) == 24
     for seed in torture.cases(1):
         instants, out = random.Random(seed), tmp_path / f"killed{seed}"
         done: dict[str, Any] = {}

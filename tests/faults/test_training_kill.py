@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import random
 import shutil
@@ -20,6 +19,7 @@ import torch
 
 from skipinit.config import ModelConfig, TrainConfig
 from skipinit.sweeping.single import train
+from support.processes import PROCESSES
 from support.runs import FILES, StopAfter, state, tensors
 from support.torture import Torture
 
@@ -33,10 +33,6 @@ _CONFIG = TrainConfig(
 _NORMALIZED = replace(
     _CONFIG, model=ModelConfig("wrn10_1", num_classes=10, in_channels=1, ghost_batch=32), epochs=2
 )
-
-# Processes fork from a server that has imported torch: the instants fall into training, not into imports.
-_PROCESSES = multiprocessing.get_context("forkserver")
-_PROCESSES.set_forkserver_preload(["skipinit.sweeping.single", "skipinit.data.images"])
 
 
 def _work(config: TrainConfig, out: Path) -> None:
@@ -88,7 +84,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float]:
     for attempt in range(2):  # the first also waits for the server's imports
         out = tmp_path_factory.mktemp(f"undisturbed{attempt}")
         began = time.monotonic()
-        process = _PROCESSES.Process(target=_work, args=(_CONFIG, out))
+        process = PROCESSES.Process(target=_work, args=(_CONFIG, out))
         process.start()
         process.join()
         assert process.exitcode == 0
@@ -100,7 +96,7 @@ def test_killed_at_random_instants(tmp_path: Path, undisturbed: tuple[Path, floa
     for seed in torture.cases(4):
         instants, out, kills = random.Random(seed), tmp_path / f"run{seed}", 0
         while kills < 5 and not (out / "result.json").exists():
-            process = _PROCESSES.Process(target=_work, args=(_CONFIG, out))
+            process = PROCESSES.Process(target=_work, args=(_CONFIG, out))
             process.start()
             process.join(instants.uniform(0, 0.6 * seconds))
             process.kill()
@@ -121,7 +117,7 @@ def test_killed_at_every_file_that_gets_its_name(
     reference, _ = undisturbed
     exits = []
     while 0 not in exits and len(exits) <= lives:
-        process = _PROCESSES.Process(target=_dying_at_a_rename, args=(_CONFIG, tmp_path, number, before))
+        process = PROCESSES.Process(target=_dying_at_a_rename, args=(_CONFIG, tmp_path, number, before))
         process.start()
         process.join()
         exits.append(process.exitcode)

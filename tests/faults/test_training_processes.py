@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import signal
 import socket
@@ -20,10 +19,9 @@ import pytest
 from skipinit.config import ModelConfig, TrainConfig
 from skipinit.errors import SkipinitError
 from skipinit.sweeping.single import train
+from support.processes import PROCESSES
 from support.runs import StopAfter, state, tensors
 
-_PROCESSES = multiprocessing.get_context("forkserver")
-_PROCESSES.set_forkserver_preload(["skipinit.sweeping.single", "skipinit.data.images"])
 _PATIENCE = 120
 
 
@@ -56,7 +54,7 @@ def _train(config: TrainConfig, out: Path, size: int = 2, looks: int | None = No
     """Exit codes of `size` processes training one run."""
     port = _free_port()
     processes = [
-        _PROCESSES.Process(target=_work, args=(rank, size, port, config, out, looks)) for rank in range(size)
+        PROCESSES.Process(target=_work, args=(rank, size, port, config, out, looks)) for rank in range(size)
     ]
     for process in processes:
         process.start()

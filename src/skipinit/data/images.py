@@ -14,10 +14,13 @@ import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import ConfigError
@@ -32,15 +35,28 @@ def read_digits() -> tuple[Labelled, Labelled]:
     The split is by position in the file, so it does not depend on random numbers. It is by class, because
     long parts of the file count 0, 1, …, 9, 0, 1, …: every fifth image would be a 4 or a 9.
     """
-    from sklearn.datasets import load_digits  # slow to import, and only needed here
-
-    bundled = load_digits()
-    images = bundled.images.astype(np.uint8)[:, None]
-    labels = bundled.target.astype(np.int64)
+    rows = _read_bundled_digits()
+    images, labels = rows[:, :-1].astype(np.uint8).reshape(-1, 1, 8, 8), rows[:, -1].astype(np.int64)
     for_test = np.zeros(len(labels), dtype=bool)
     for digit in range(10):
         for_test[np.flatnonzero(labels == digit)[4::5]] = True
     return Labelled(images[~for_test], labels[~for_test]), Labelled(images[for_test], labels[for_test])
+
+
+def _read_bundled_digits() -> NDArray[np.float64]:
+    """A row for each image: its 64 pixels, then its class.
+
+    Read from scikit-learn's file, since its loader imports seconds' worth of modules to do the same.
+    """
+    package = find_spec("sklearn")
+    assert package is not None, "in the extra `lab`"
+    assert package.origin is not None, "a package has a file"
+    path = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
+    if path.is_file():
+        return np.loadtxt(path, delimiter=",")
+    from sklearn.datasets import load_digits  # a version that keeps its file elsewhere
+
+    return np.column_stack(load_digits(return_X_y=True))
 
 
 def read_large_digits() -> tuple[Labelled, Labelled]:
