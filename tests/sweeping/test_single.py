@@ -218,6 +218,17 @@ def test_what_people_read_is_made_anew_from_the_store(finished: Path, tmp_path: 
     )
 
 
+@pytest.mark.parametrize("end", ["-wal", "-journal"])
+def test_what_sqlite_left_of_a_process_killed_at_the_end_is_removed(
+    finished: Path, tmp_path: Path, end: str
+) -> None:
+    """An empty journal is not one to roll back, so SQLite leaves it until the next write."""
+    folder = shutil.copytree(finished, tmp_path / "run")
+    (folder / f"sweep.sqlite{end}").write_bytes(b"")
+    assert _train(_CONFIG, folder).state == "finished"
+    assert {path.name for path in folder.iterdir()} == FILES
+
+
 def test_a_damaged_store_is_named(finished: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     shutil.copytree(finished, folder)

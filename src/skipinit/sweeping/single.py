@@ -165,9 +165,9 @@ def _ended(folder: Path, config: TrainConfig) -> TrainResult | None:
 
 
 def _complete(folder: Path, result: TrainResult) -> None:
-    """Write the files that a process did not write because it was killed at the end."""
+    """Write the files that a process did not write because it was killed at the end; remove SQLite's."""
     missing = not (folder / "result.json").exists()
-    if missing or (folder / f"{FILE}-wal").exists():
+    if missing or any((folder / f"{FILE}{end}").exists() for end in ("-wal", "-journal")):
         with suppress(SkipinitError), open_writer(folder):
             if missing:
                 _write_metrics(folder, result.records)
