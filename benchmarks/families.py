@@ -176,11 +176,11 @@ blocks of the model or from its configuration, and both conversions. One run of
 
 *As counted* is "yes" or the number that was counted. *From scratch*: how many norms were removed and the
 largest branch share afterwards, which is 0 where every branch has its scalar; "at the add" counts scalars of
-branches that no module of their own ends. *Loss*: the first and the last of {steps} steps of
-`skipinit.recipe` on one batch of 2 random inputs, or as many steps as {seconds} s of processor time allow;
-the rate is 0.05, or also 0.005 where the loss did not fall. *`keep_function`*: the largest change of an
-output in evaluation mode, relative to the largest output. Doubtful adds have
-[two readings](probe.md#what-counts-as-a-residual-add).
+branches that no module of their own ends, and "0 norms" is a network without norms that gets scalars.
+*Loss*: the first and the last of {steps} steps of `skipinit.recipe` on one batch of 2 random inputs, or as
+many steps as {seconds} s of processor time allow; the rate is 0.05, or also 0.005 where the loss did not
+fall. *`keep_function`*: the largest change of an output in evaluation mode, relative to the largest output.
+Doubtful adds have [two readings](probe.md#what-counts-as-a-residual-add).
 
 The counts come from reading the source of each block, and the table is no test on unseen models: where finder
 and count differed, one of them was wrong, and several times it was the finder, whose rule was mended
@@ -314,7 +314,8 @@ def _attempt(work: Callable[[], str]) -> str:
 
 def _reason(error: Exception) -> str:
     text = " ".join(str(error).split())
-    for known in ("no batch norm to fold", "no residual add", "no normalization"):
+    learned = "a learned scale ends every branch"
+    for known in ("no batch norm to fold", "no residual add", learned, "no normalization"):
         if known in text:
             return known
     return f"**{type(error).__name__}: {text[:60]}**"
