@@ -1,4 +1,4 @@
-"""Norms that take more than the tensor they normalize, and forwards that fail once a norm is gone."""
+"""Norms that are more than norms or written in other ways, and forwards that fail once a norm is gone."""
 
 from __future__ import annotations
 
@@ -89,3 +89,122 @@ def test_writes_into_the_output_of_a_norm_are_counted_without_its_values():
         net(X)
     assert {name: call.output._version - call.version for name, call in calls.items()} == {"0": 1, "2": 0}
     assert all(call.output.untyped_storage().nbytes() == 0 for call in calls.values())
+
+
+class LayerNorm(nn.Module):
+    """By hand, as many models have it, without an operation that is a norm's."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.ones(size)), nn.Parameter(torch.zeros(size))
+
+    def forward(self, x):
+        centred = x - x.mean(-1, keepdim=True)
+        return self.weight * centred / (x.std(-1, keepdim=True) + 1e-6) + self.bias
+
+
+class L2Norm(LayerNorm):
+    def forward(self, x):
+        return self.weight * nn.functional.normalize(x, dim=-1)
+
+
+class ResponseNorm(LayerNorm):
+    """As in ConvNeXt V2: named a norm, and twice the input gives twice the output."""
+
+    def forward(self, x):
+        norm = x.norm(dim=0, keepdim=True)
+        return self.weight * x * norm / (norm.mean(-1, keepdim=True) + 1e-6) + self.bias + x
+
+
+class InputNorm(LayerNorm):
+    """Standardizes by constants."""
+
+    def forward(self, x):
+        return (x - 0.45) / 0.22
+
+
+class Mixed(nn.Module):
+    """x + last(norm(first(norm(x)))), the first norm one of torch's"""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.branch = nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 6), norm, nn.Linear(6, 6))
+
+    def forward(self, x):
+        return x + self.branch(x)
+
+
+@pytest.mark.parametrize("norm", [LayerNorm, L2Norm])
+def test_a_norm_by_hand_is_left_and_named_or_removed_where_norms_says_so(norm):
+    name = norm.__name__
+    message = f"0.branch.2 .{name} normalizes inside its own forward; .* give norms=.{name},"
+    net = nn.Sequential(Mixed(norm(6)), nn.Linear(6, 3))
+    with pytest.warns(UserWarning, match=message):
+        conversion = convert(net, X)
+    assert type(conversion.model[0].branch[2]) is norm
+    assert (conversion.num_norms, len(conversion.left)) == (1, 1)
+    with pytest.raises(SkipinitError, match=message.replace("0.branch.2", ".*")):
+        convert(net, X, strict=True)
+    assert convert(net, X, norms=norm).num_norms == 2
+
+
+@pytest.mark.parametrize("norm", [ResponseNorm, InputNorm])
+def test_a_name_alone_makes_no_norm(norm, recwarn):
+    conversion = convert(nn.Sequential(Mixed(norm(6)), nn.Linear(6, 3)), X)
+    assert type(conversion.model[0].branch[2]) is norm
+    assert conversion.left == ()
+    assert not recwarn.list
+
+
+class LayerNormMLP(nn.Module):
+    """A norm and two layers in one module, as fused kernels have them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm_weight = nn.Parameter(torch.ones(6))
+        self.up, self.down = nn.Parameter(torch.zeros(500, 6)), nn.Parameter(torch.zeros(6, 500))
+
+    def forward(self, x):
+        x = nn.functional.layer_norm(x, (6,), self.norm_weight)
+        return nn.functional.linear(nn.functional.relu(nn.functional.linear(x, self.up)), self.down)
+
+
+class NormedLinear(nn.Linear):
+    """As in classifiers by cosine."""
+
+    def forward(self, x):
+        weight = nn.functional.normalize(self.weight, dim=-1)
+        return nn.functional.linear(nn.functional.normalize(x, dim=-1), weight, self.bias)
+
+
+def test_layers_that_also_normalize_are_left_and_their_weights_are_drawn():
+    torch.manual_seed(0)
+    net = nn.Sequential(Mixed(LayerNormMLP()), nn.Linear(6, 3))
+    with pytest.warns(UserWarning, match=r"0.branch.2 .LayerNormMLP normalizes inside its own forward"):
+        mixed = convert(net, X).model[0].branch[2]
+    assert mixed.up.var().item() == pytest.approx(2 / 6, rel=0.1)
+    assert mixed.down.var().item() == pytest.approx(2 / 500, rel=0.1)
+    net = nn.Sequential(Mixed(nn.Identity()), NormedLinear(6, 500))
+    with pytest.warns(UserWarning, match=r"1 .NormedLinear normalizes inside its own forward"):
+        head = convert(net, X, classifier_init="he").model[1]
+    assert head.weight.var().item() == pytest.approx(2 / 6, rel=0.1)
+
+
+class TrainingHead(nn.Module):
+    """Returns a second output in training, as GoogLeNet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block, self.head = Mixed(nn.Identity()), nn.Linear(6, 3)
+        self.second = nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 3))
+
+    def forward(self, x):
+        x = self.block(x)
+        return (self.head(x), self.second(x)) if self.training else self.head(x)
+
+
+def test_strict_refuses_a_norm_that_the_inputs_do_not_reach():
+    with pytest.warns(UserWarning, match=r"second.0 .not reached by the inputs.; strict=True makes this"):
+        convert(TrainingHead(), X)
+    with pytest.raises(SkipinitError, match=r"TrainingHead: second.0 .not reached by the inputs"):
+        convert(TrainingHead(), X, strict=True)

@@ -112,8 +112,10 @@ def convert(
         expected = floating_tensors(outputs)
         check_finite(expected, before.model)
     surgery = operate(prepared, flow, plan, selection, inputs)
-    if strict and surgery.left:
-        raise SkipinitError(f"{type(model).__name__}: {_listed(surgery.left)}")
+    unreached = unreached_norms(surgery.model, flow.norms, selection.norms)
+    left = surgery.left | {name: "not reached by the inputs" for name in unreached if name in selection}
+    if strict and left:
+        raise SkipinitError(f"{type(model).__name__}: {_listed(left)}")
     if not keep_function:
         _start(surgery, inputs)
     after, outputs = measure_with_outputs(surgery.model, inputs, "evaluation" if keep_function else "whole")
@@ -121,8 +123,6 @@ def convert(
     difference = largest_difference(floating_tensors(outputs), expected) if expected else None
     if difference is not None and not difference <= rounding_tolerance(expected):
         surgery.remarks.append(_rounding_alone(model, inputs, plan, selection, difference, expected))
-    unreached = unreached_norms(surgery.model, flow.norms, selection.norms)
-    left = surgery.left | {name: "not reached by the inputs" for name in unreached if name in selection}
     for remark in (*surgery.remarks, *_remarks(surgery, left, after, compared=difference is not None)):
         warnings.warn(remark, stacklevel=2)
     return Conversion(

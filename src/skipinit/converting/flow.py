@@ -26,7 +26,16 @@ from ..probing.operations import Kind, Node
 from ..probing.tensors import tensors_in
 from ..probing.trace import Tracer
 from .branches import Block, Users, find_blocks, find_tables, has_loop, with_other_sites
-from .norms import channel_strides, find_feeders, find_norms, find_raw_norms, norm_calls, norms_on_skip
+from .norms import (
+    channel_strides,
+    find_feeders,
+    find_norms,
+    find_raw_norms,
+    norm_calls,
+    norms_on_skip,
+    norms_with_maps,
+    tried_norms,
+)
 from .sites import Site, SiteFinder
 
 _DRAWS = 8
@@ -66,6 +75,8 @@ class Flow:
     blocks: tuple[Block, ...]
     norms: tuple[str, ...]
     """Every module that normalizes, in order, with frozen batch norms and the user's own types."""
+    perhaps_more: frozenset[str]
+    """Modules named after a norm that may be more: they have linear maps, or a trial alone tells."""
     feeders: Mapping[str, str]
     """For a norm: the module whose linear map is its input, where nothing else uses that map's output."""
     along_channels: frozenset[str]
@@ -157,13 +168,15 @@ def _whole_flow(model: nn.Module, inputs: Inputs, own_norms: tuple[type[nn.Modul
         users, calls = _users(nodes), _count_calls(nodes)
         adds = describe_adds(tracer.adds, type(model).__name__)
         norms = find_norms(model, nodes, own_norms)
+        by_trial = tried_norms(norm_uses, nodes, set(norms.values()))
         feeders = find_feeders(norms, nodes, users, set(outputs))
         last = dict.fromkeys(_last_layers(model, outputs))
         dense = tuple(name for name in last if is_dense(model.get_submodule(name)))
         classifiers = dense or tuple(last)
         return Flow(
             blocks=tuple(find_blocks(model, adds, tracer.adds, finder.sites, users, set(outputs), calls)),
-            norms=tuple(dict.fromkeys(norms.values())),
+            norms=tuple(dict.fromkeys([*norms.values(), *by_trial])),
+            perhaps_more=frozenset({*by_trial, *norms_with_maps(model, nodes)}),
             feeders=feeders,
             along_channels=frozenset(
                 norm for norm, feeder in feeders.items() if strides.get(norm, -1) == strides.get(feeder)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -21,6 +21,7 @@ from ..nets.layers import is_linear_map, scale_normal, scale_weight
 from ..probing.forward import Inputs, seeded
 from ..probing.measure import measure
 from .branches import Block
+from .flow import Flow
 from .norms import is_norm
 from .plan import Plan, Selection
 
@@ -37,18 +38,16 @@ class Drawn:
     """Parameters that were frozen and train now."""
 
 
-def draw_weights(
-    model: nn.Module, selection: Selection, plan: Plan, classifier: str | None, fan_ins: Mapping[str, int]
-) -> Drawn:
+def draw_weights(model: nn.Module, selection: Selection, plan: Plan, flow: Flow) -> Drawn:
     """He for every linear map, biases 0; other layers by their own `reset_parameters`, if they have it.
 
     A parameter without a layer of its own is a linear map if its fan-in is given. Embeddings are kept, and
     dense layers that share their weight: how large a table's entries are is part of a model's design. What is
     drawn anew has to train, also where the given model had it frozen.
     """
-    rules = _find_rules(model, selection, fan_ins)
+    rules = _find_rules(model, selection, flow)
     for name, layer in rules.maps.items():
-        zero = plan.scheme.fixup or (name == classifier and plan.classifier_init == "zero")
+        zero = plan.scheme.fixup or (name == flow.classifier and plan.classifier_init == "zero")
         _check_drawable(name, layer, plan, zero)
     with seeded(plan.seed):
         for name, rule in rules.own.items():
@@ -57,7 +56,7 @@ def draw_weights(
         for layer in rules.maps.values():
             scale_normal(cast(Any, layer), 2.0, None)
         for name, matrix in rules.matrices.items():
-            nn.init.normal_(matrix, 0, math.sqrt(2 / fan_ins[name]))
+            nn.init.normal_(matrix, 0, math.sqrt(2 / flow.fan_ins[name]))
     drawn = {id(parameter): parameter for parameter in rules.drawn(model)}
     frozen = {key for key, parameter in drawn.items() if not parameter.requires_grad}
     for parameter in drawn.values():
@@ -91,10 +90,11 @@ class _Rules:
             yield from model.get_submodule(name).parameters(recurse=False)
 
 
-def _find_rules(model: nn.Module, selection: Selection, fan_ins: Mapping[str, int]) -> _Rules:
+def _find_rules(model: nn.Module, selection: Selection, flow: Flow) -> _Rules:
     rules = _Rules()
     for name, module in model.named_modules():
-        if name not in selection or is_norm(module) or "parametrizations" in name.split("."):
+        only_norm = is_norm(module) and name not in flow.perhaps_more
+        if name not in selection or only_norm or "parametrizations" in name.split("."):
             continue
         rule = _own_rule(module)
         if is_linear_map(module):
@@ -104,7 +104,7 @@ def _find_rules(model: nn.Module, selection: Selection, fan_ins: Mapping[str, in
             rules.own[name] = rule
         else:
             for path, parameter in module.named_parameters(name, recurse=False):
-                if path in fan_ins and not isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
+                if path in flow.fan_ins and not isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
                     rules.matrices[path] = parameter
                 else:
                     rules.none.append(path)

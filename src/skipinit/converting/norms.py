@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -76,6 +76,8 @@ class NormCall(NamedTuple):
     """The version at the end of the call."""
     tensors: int
     """How many tensors the norm was given."""
+    ignores_scale: bool
+    """Whether a norm of another class than torch's returned the same for four times its input."""
 
 
 @contextmanager
@@ -83,21 +85,51 @@ def norm_calls(model: nn.Module) -> Iterator[dict[str, NormCall]]:
     """The last call of each module with "norm" in the name of its class or of a base, while the body runs."""
     calls: dict[str, NormCall] = {}
 
-    def keep(name: str, given: tuple[Any, ...], output: Any) -> None:
+    def keep(name: str, norm: nn.Module, given: tuple[Any, ...], output: Any) -> None:
         if isinstance(output, Tensor):
+            own = is_norm(norm) and not isinstance(norm, _NORMS)
+            ignores_scale = own and _ignores_scale(norm, given, output)
             counter = output.detach()
             counter.data = output.new_empty(0)  # The values need not stay in memory.
-            calls[name] = NormCall(counter, output._version, sum(1 for _ in tensors_in(given)))
+            calls[name] = NormCall(counter, output._version, sum(1 for _ in tensors_in(given)), ignores_scale)
 
     with ExitStack() as hooks:
         for name, module in model.named_modules():
             if any("norm" in kind.__name__.lower() for kind in type(module).__mro__):
                 hook = module.register_forward_hook(
-                    lambda _, args, kwargs, output, name=name: keep(name, (*args, *kwargs.values()), output),
+                    lambda norm, args, kwargs, output, name=name: keep(
+                        name, norm, (*args, *kwargs.values()), output
+                    ),
                     with_kwargs=True,
                 )
                 hooks.enter_context(hook)
         yield calls
+
+
+def _ignores_scale(norm: nn.Module, given: tuple[Any, ...], output: Tensor) -> bool:
+    """Whether four times the input gives the same output: the norm divides by the size of its input."""
+    if len(given) != 1 or not isinstance(given[0], Tensor) or not output.any():
+        return False
+    with suppress(Exception):  # Its forward may take this input only once.
+        difference = norm.forward(4 * given[0]) - output
+        return bool(difference.abs().max() < 0.05 * output.abs().max())
+    return False
+
+
+def tried_norms(calls: Mapping[str, NormCall], nodes: Iterable[Node], known: set[str]) -> list[str]:
+    """Modules that are named after a norm and act like one, though none of their operations says so."""
+    computed = {node.module for node in nodes if node.from_data}
+    return [
+        name
+        for name, call in calls.items()
+        if call.ignores_scale and name in computed and known.isdisjoint(outwards(name))
+    ]
+
+
+def norms_with_maps(model: nn.Module, nodes: Iterable[Node]) -> set[str]:
+    """Modules that are named after a norm and have weights that multiply data: a norm and a layer in one."""
+    maps = {node.module for node in nodes if node.kind is Kind.LINEAR and node.parameters}
+    return {name for name in maps if is_norm(model.get_submodule(name))}
 
 
 @contextmanager

@@ -99,7 +99,8 @@ class NormRemoval:
             return "" if is_batch_norm(norm) else why_not_folded(norm, name in self.flow.over_batch)
         if name in self.unscaled:
             return "its branch has no scalar"
-        if is_norm(norm) or isinstance(norm, self.selection.norms):
+        named = is_norm(norm) and name not in self.flow.perhaps_more
+        if named or isinstance(norm, self.selection.norms):
             return ""
         return f"{kind} normalizes inside its own forward; if it is nothing but a norm, give norms=({kind},)"
 

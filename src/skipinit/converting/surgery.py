@@ -189,7 +189,7 @@ class Surgery:
             self._log(None, "", f"a bias in {count} layers that had none")
 
     def _initialize(self) -> None:
-        drawn = draw_weights(self.model, self.selection, self.plan, self.flow.classifier, self.flow.fan_ins)
+        drawn = draw_weights(self.model, self.selection, self.plan, self.flow)
         self.unfrozen, kept = drawn.unfrozen, drawn.kept
         for name in drawn.by_own_rule:
             self._log(None, name, "drawn by its own rule")
