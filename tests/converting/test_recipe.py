@@ -6,6 +6,7 @@ import copy
 import math
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -271,3 +272,45 @@ def test_a_rate_is_found_for_a_model_that_holds_activations():
     model = Remembers(4, 3)
     model(x)
     assert skipinit.find_rate(model, [(x, targets)], steps=2).rate > 0
+
+
+def test_the_end_of_the_schedule_is_named_once():
+    model = nn.Linear(2, 2)
+    trainer = skipinit.recipe(model, 0.1, steps=3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(3):
+            trainer.step(model(PAIR[0]).square().mean())
+    before = copy.deepcopy(model.state_dict())
+    with pytest.warns(UserWarning, match="all 3 steps are done: the rate is 0 now, give recipe more steps"):
+        trainer.step(model(PAIR[0]).square().mean())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trainer.step(model(PAIR[0]).square().mean())
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_a_training_is_that_of_a_loop_by_hand():
+    """Momentum, L2 on weights alone, the clipped gradient, and the rate of every step, in float64."""
+    model = converted().double()
+    twin, inputs = copy.deepcopy(model), X[:64].double()
+    trainer = skipinit.recipe(model, 0.5, steps=20, warm_up=5, weight_decay=0.1)
+    velocity = {name: torch.zeros_like(p) for name, p in twin.named_parameters()}
+    for step in range(20):
+        trainer.step(F.cross_entropy(model(inputs), Y[:64]))
+        loss = F.cross_entropy(twin(inputs), Y[:64])
+        gradients = torch.autograd.grad(loss, list(twin.parameters()))
+        norm = math.sqrt(sum(gradient.square().sum().item() for gradient in gradients))
+        rate = 0.5 * min(1, (step + 1) / 5) * (1 + math.cos(math.pi * step / 20)) / 2
+        with torch.no_grad():
+            for (name, p), gradient in zip(twin.named_parameters(), gradients, strict=True):
+                decay = 0.1 * p if p.dim() > 1 else 0.0
+                velocity[name] = 0.9 * velocity[name] + gradient / max(1.0, norm + 1e-6) + decay
+                p -= rate * velocity[name]
+    for found, wanted in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-12)
+
+
+def test_numbers_of_numpy_and_torch_are_numbers():
+    trainer = skipinit.recipe(nn.Linear(2, 2), np.float32(0.5), steps=np.int64(9), classes=torch.tensor(2))
+    assert (trainer.steps, trainer.classes, trainer.optimizer.defaults["lr"]) == (9, 2, 0.5)

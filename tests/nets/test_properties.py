@@ -100,6 +100,22 @@ def test_l2_of_any_module() -> None:
     assert set(l2_parameters(mixed)) == {"0.weight", "3.weight"}
 
 
+def test_l2_does_not_depend_on_which_layer_was_made_first() -> None:
+    """A head tied to an embedding takes none; a matrix that a layer shares with its model takes it."""
+    for tied in (
+        nn.ModuleList([nn.Embedding(5, 3), nn.Linear(3, 5)]),
+        nn.ModuleList([nn.Linear(3, 5), nn.Embedding(5, 3)]),
+    ):
+        first, second = tied
+        second.weight = first.weight
+        assert l2_parameters(tied) == {}
+    shared = nn.Module()
+    shared.matrix = nn.Parameter(torch.ones(5, 3))
+    shared.layer = nn.Linear(3, 5)
+    shared.layer.weight = shared.matrix
+    assert set(l2_parameters(shared)) == {"matrix"}
+
+
 # --- seeds ---------------------------------------------------------------------------------------------
 
 FAMILIES = [

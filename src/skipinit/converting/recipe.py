@@ -22,6 +22,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from ..errors import ConfigError, SkipinitError, need, one_line
 from ..nets.layers import l2_parameters
+from ..notation import plain
 from ..probing.forward import arguments_of, check_model, copy_model, preserve_state
 from .plan import is_number, require
 
@@ -44,6 +45,7 @@ class Recipe:
     clip_norm: float
     classes: int | None
     warm_up: int
+    steps: int | None
     losses: list[float] = field(default_factory=list, repr=False)
     """The loss of every step so far."""
 
@@ -51,7 +53,7 @@ class Recipe:
         """Clear the gradients, go backward, clip the gradient and update; returns the loss.
 
         Every 50 steps a warning says whether the loss is not finite and, after the warm-up, whether the
-        network does not learn.
+        network does not learn. Another one says when the steps of the schedule are over.
         """
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             kind = f"tensor of {loss.numel()}" if isinstance(loss, Tensor) else type(loss).__name__
@@ -59,6 +61,10 @@ class Recipe:
         if not loss.requires_grad:
             raise ConfigError(
                 "the loss has no gradient; compute it from the model's outputs without no_grad or detach"
+            )
+        if self.schedule.last_epoch == self.steps:
+            warnings.warn(
+                f"all {self.steps} steps are done: the rate is 0 now, give recipe more steps", stacklevel=2
             )
         self.optimizer.zero_grad()
         loss.backward()
@@ -87,7 +93,7 @@ def recipe(
     Args:
         model: a network, such as `convert(...).model`.
         rate: the learning rate; `find_rate` measures it.
-        steps: number of training steps; if given, the rate falls to 0 along half a cosine.
+        steps: number of training steps; if given, the rate falls to 0 along half a cosine and stays there.
         classes: number of classes; if given, a warning says when the loss stays at chance, ln(classes).
         weight_decay: L2 on the weights of layers, `l2_parameters`; scalars, biases and embeddings have none.
         momentum: momentum of SGD.
@@ -95,6 +101,7 @@ def recipe(
         warm_up: steps over which the rate rises from 0.
     """
     check_model(model)
+    rate, steps, classes = plain(rate), plain(steps), plain(classes)
     require("rate", rate, is_number(rate) and 0 < rate < math.inf, "a positive number")
     decays = is_number(weight_decay) and 0 <= weight_decay < math.inf
     require("weight_decay", weight_decay, decays, "0 or a positive number")
@@ -120,7 +127,7 @@ def recipe(
         return rising * falling
 
     schedule = LambdaLR(optimizer, factor)
-    return Recipe(optimizer, schedule, list(trained.values()), clip_norm, classes, warm_up)
+    return Recipe(optimizer, schedule, list(trained.values()), clip_norm, classes, warm_up, steps)
 
 
 def _is_count(value: object, least: int) -> bool:
@@ -135,7 +142,7 @@ def stuck(losses: Sequence[float], classes: int | None = None, warm_up: int = 0)
     if len(losses) < _CHECKED:
         return None
     recent = fmean(losses[-_CHECKED // 2 :])
-    advice = "try a rate 4 times smaller or skipinit.find_rate, a longer warm-up, or clip the gradients"
+    advice = "try a rate 4 times smaller or skipinit.find_rate, a longer warm-up or a smaller clip_norm"
     if not math.isfinite(recent):
         return f"the loss is {recent} after {len(losses)} steps: {advice}"
     if len(losses) < warm_up + _CHECKED:
@@ -208,6 +215,7 @@ def find_rate(
         options: options of `recipe`, except `steps`; the warm-up is a fifth of the steps by default.
     """
     check_model(model)
+    steps = plain(steps)
     require("steps", steps, _is_count(steps, 1), "a whole number, 1 or more")
     require("loss", loss, callable(loss), "a function of the model's output and the targets")
     with preserve_state(model):  # A data loader that shuffles draws from torch's generator.

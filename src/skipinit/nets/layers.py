@@ -51,7 +51,8 @@ def l2_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters that get L2 regularization (weight decay), by name.
 
     These are the weights of convolutions, dense, attention and recurrent layers. Biases, scale and shift of
-    norms, branch scalars and embeddings are left out.
+    norms, branch scalars and embeddings are left out, and a weight that is tied to an embedding. So are
+    parameters of all other layers: a matrix of experts looks like a table of positions.
 
     Args:
         model: any module.
@@ -59,14 +60,17 @@ def l2_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     >>> list(l2_parameters(torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.LayerNorm(3))))
     ['0.weight']
     """
-    weights = {
-        f"{owner}.{name}".lstrip(".")
-        for owner, module in model.named_modules()
-        for name in module._parameters
-        if (is_linear_map(module) and name == "weight")
-        or (isinstance(module, _SEVERAL_MAPS) and "weight" in name)
-    }
-    return {name: parameter for name, parameter in model.named_parameters() if name in weights}
+    weights, tables = set[int](), set[int]()
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
+                tables.add(id(parameter))
+            elif (is_linear_map(module) and name == "weight") or (
+                isinstance(module, _SEVERAL_MAPS) and "weight" in name
+            ):
+                weights.add(id(parameter))
+    decayed = weights - tables
+    return {name: parameter for name, parameter in model.named_parameters() if id(parameter) in decayed}
 
 
 @torch.no_grad()
