@@ -12,7 +12,7 @@ from torch import nn
 
 from skipinit import convert, find_residual_adds, probe
 from skipinit.errors import ConfigError
-from support.probe_models import vectors
+from support.probe_models import PostActivationResNet, images, vectors
 
 FUNCTIONS = (probe, find_residual_adds, convert)
 X, SHIFT = vectors(8), torch.ones(8, 6)
@@ -64,6 +64,19 @@ def test_forms(function, form):
     assert count(function, inputs) == adds
     assert torch.equal(X, x)
     assert torch.equal(SHIFT, shift)
+
+
+def test_what_is_found_does_not_depend_on_inference_mode():
+    """In that mode torch dispatches a convolution as one whole, of another name."""
+    model, x = PostActivationResNet(), images(2)
+    found, report = find_residual_adds(model, x), probe(model, x)
+    with torch.inference_mode():
+        assert find_residual_adds(model, x) == found
+        assert find_residual_adds(model, x.clone()) == found
+        assert probe(model, x).rows == report.rows
+        with pytest.raises(ConfigError, match=r"convert makes parameters .*outside torch.inference_mode\(\)"):
+            convert(model, x)
+    assert len(found) == len(report.rows) > 0
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)

@@ -143,6 +143,10 @@ def _check_convertible(model: nn.Module) -> None:
     """Raise if this is not a plain module with floating-point weights in memory."""
     check_model(model)
     name = type(model).__name__
+    if torch.is_inference_mode_enabled():
+        raise ConfigError(
+            "convert makes parameters that are to train; call it outside torch.inference_mode()"
+        )
     if hasattr(model, "_orig_mod"):
         raise ConfigError(f"{name} is a compiled model; convert the model first, then compile the result")
     if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):

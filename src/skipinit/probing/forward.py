@@ -133,7 +133,8 @@ def traced(
     check_model(model)
     if statistics is not None:
         check_values(model)
-    args, kwargs = arguments_of(model, inputs)
+    with torch.inference_mode(False):
+        args, kwargs = arguments_of(model, inputs)
     tensors = list(tensors_in((*args, *kwargs.values())))
     if not tensors:
         raise _no_tensor(inputs)
@@ -148,7 +149,8 @@ def traced(
     tracer = Tracer(model, tensors, statistics)
     if around is None:
         around = GradientHooks if gradients else nullcontext
-    with preserve_state(model, mode), torch.set_grad_enabled(gradients):
+    # In inference mode torch dispatches whole layers, whose operations the tracer would not see.
+    with torch.inference_mode(False), preserve_state(model, mode), torch.set_grad_enabled(gradients):
         try:
             with tracer, around(tracer):
                 output = model(*args, **kwargs)
