@@ -11,6 +11,7 @@ from skipinit.converting.norms import norm_calls
 from skipinit.errors import SkipinitError
 from support.convert_models import scalars
 from support.probe_models import vectors
+from support.written_norms import TWINS, CosineAttention, NormedLinear, ResponseNorm, WrittenNorm, network
 
 X = vectors(8)
 
@@ -91,32 +92,7 @@ def test_writes_into_the_output_of_a_norm_are_counted_without_its_values():
     assert all(call.output.untyped_storage().nbytes() == 0 for call in calls.values())
 
 
-class LayerNorm(nn.Module):
-    """By hand, as many models have it, without an operation that is a norm's."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        self.weight, self.bias = nn.Parameter(torch.ones(size)), nn.Parameter(torch.zeros(size))
-
-    def forward(self, x):
-        centred = x - x.mean(-1, keepdim=True)
-        return self.weight * centred / (x.std(-1, keepdim=True) + 1e-6) + self.bias
-
-
-class L2Norm(LayerNorm):
-    def forward(self, x):
-        return self.weight * nn.functional.normalize(x, dim=-1)
-
-
-class ResponseNorm(LayerNorm):
-    """As in ConvNeXt V2: named a norm, and twice the input gives twice the output."""
-
-    def forward(self, x):
-        norm = x.norm(dim=0, keepdim=True)
-        return self.weight * x * norm / (norm.mean(-1, keepdim=True) + 1e-6) + self.bias + x
-
-
-class InputNorm(LayerNorm):
+class InputNorm(nn.Module):
     """Standardizes by constants."""
 
     def forward(self, x):
@@ -134,23 +110,9 @@ class Mixed(nn.Module):
         return x + self.branch(x)
 
 
-@pytest.mark.parametrize("norm", [LayerNorm, L2Norm])
-def test_a_norm_by_hand_is_left_and_named_or_removed_where_norms_says_so(norm):
-    name = norm.__name__
-    message = f"0.branch.2 .{name} normalizes inside its own forward; .* give norms=.{name},"
-    net = nn.Sequential(Mixed(norm(6)), nn.Linear(6, 3))
-    with pytest.warns(UserWarning, match=message):
-        conversion = convert(net, X)
-    assert type(conversion.model[0].branch[2]) is norm
-    assert (conversion.num_norms, len(conversion.left)) == (1, 1)
-    with pytest.raises(SkipinitError, match=message.replace("0.branch.2", ".*")):
-        convert(net, X, strict=True)
-    assert convert(net, X, norms=norm).num_norms == 2
-
-
 @pytest.mark.parametrize("norm", [ResponseNorm, InputNorm])
 def test_a_name_alone_makes_no_norm(norm, recwarn):
-    conversion = convert(nn.Sequential(Mixed(norm(6)), nn.Linear(6, 3)), X)
+    conversion = convert(nn.Sequential(Mixed(norm()), nn.Linear(6, 3)), X)
     assert type(conversion.model[0].branch[2]) is norm
     assert conversion.left == ()
     assert not recwarn.list
@@ -169,25 +131,52 @@ class LayerNormMLP(nn.Module):
         return nn.functional.linear(nn.functional.relu(nn.functional.linear(x, self.up)), self.down)
 
 
-class NormedLinear(nn.Linear):
-    """As in classifiers by cosine."""
-
-    def forward(self, x):
-        weight = nn.functional.normalize(self.weight, dim=-1)
-        return nn.functional.linear(nn.functional.normalize(x, dim=-1), weight, self.bias)
-
-
 def test_layers_that_also_normalize_are_left_and_their_weights_are_drawn():
     torch.manual_seed(0)
     net = nn.Sequential(Mixed(LayerNormMLP()), nn.Linear(6, 3))
-    with pytest.warns(UserWarning, match=r"0.branch.2 .LayerNormMLP normalizes inside its own forward"):
+    with pytest.warns(UserWarning, match=r"0.branch.2 .LayerNormMLP also has a linear map"):
         mixed = convert(net, X).model[0].branch[2]
     assert mixed.up.var().item() == pytest.approx(2 / 6, rel=0.1)
     assert mixed.down.var().item() == pytest.approx(2 / 500, rel=0.1)
     net = nn.Sequential(Mixed(nn.Identity()), NormedLinear(6, 500))
-    with pytest.warns(UserWarning, match=r"1 .NormedLinear normalizes inside its own forward"):
+    with pytest.warns(UserWarning, match=r"1 .NormedLinear also has a linear map"):
         head = convert(net, X, classifier_init="he").model[1]
     assert head.weight.var().item() == pytest.approx(2 / 6, rel=0.1)
+
+
+class ThresholdedNorm(nn.Module):
+    """Filter response normalization, with its thresholded linear unit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.threshold = nn.Parameter(torch.zeros(6))
+
+    def forward(self, x):
+        return torch.maximum(x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt(), self.threshold)
+
+
+class LayerNormReLU(nn.LayerNorm):
+    def __init__(self) -> None:
+        super().__init__(6)
+
+    def forward(self, x):
+        return nn.functional.relu(super().forward(x))
+
+
+@pytest.mark.parametrize("norm", [ThresholdedNorm, LayerNormReLU])
+def test_a_norm_with_an_activation_stays_because_the_network_would_be_linear_without_it(norm):
+    net = nn.Sequential(*(Mixed(norm()) for _ in range(2)), nn.Linear(6, 3))
+    with pytest.warns(
+        UserWarning, match=f"0.branch.2, 1.branch.2 .{norm.__name__} also has a linear map or an activ"
+    ):
+        model = convert(net, X).model.eval()
+    assert [type(model[i].branch[2]) for i in (0, 1)] == [norm, norm]
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("alpha"):
+                parameter.fill_(1.0)
+    bend = model(X) + model(-X) - 2 * model(0 * X)  # 0 if the network is affine
+    assert bend.abs().max() > 0.1
 
 
 class TrainingHead(nn.Module):
@@ -208,3 +197,25 @@ def test_strict_refuses_a_norm_that_the_inputs_do_not_reach():
         convert(TrainingHead(), X)
     with pytest.raises(SkipinitError, match=r"TrainingHead: second.0 .not reached by the inputs"):
         convert(TrainingHead(), X, strict=True)
+
+
+@pytest.mark.parametrize("written", TWINS, ids=lambda function: function.__name__)
+def test_a_written_norm_is_removed_like_that_of_torch(written):
+    ours = convert(network(lambda: WrittenNorm(written)), X, seed=1)
+    torchs = convert(network(TWINS[written]), X, seed=1)
+    assert ours.num_norms == torchs.num_norms == 8
+    assert torch.equal(ours.model(X), torchs.model(X))
+    assert str(ours).replace("WrittenNorm", "") == str(torchs).replace("LayerNorm", "").replace("RMSNorm", "")
+
+
+def test_cosine_attention_is_not_left_behind_with_a_warning():
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.attention = nn.LayerNorm(6), CosineAttention()
+
+        def forward(self, x):
+            return x + self.attention(self.norm(x))
+
+    conversion = convert(nn.Sequential(Block(), Block(), nn.Linear(6, 3)), X)
+    assert (conversion.num_norms, conversion.left) == (2, ())

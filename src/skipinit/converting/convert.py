@@ -86,7 +86,7 @@ def convert(
             text, or types.
         only: change nothing outside of these modules.
         norms: your own module types that only normalize. Needed if the class name does not contain "norm", or
-            if the forward neither calls a norm of torch nor uses rsqrt.
+            if the forward neither calls a norm of torch nor divides by a standard deviation or vector norm.
         strict: raise an error instead of leaving a branch without its scalar or a norm in its place.
         seed: seed of the new weights; torch's generators stay as they are. Without it they draw the weights.
 

@@ -29,12 +29,11 @@ from .branches import Block, Users, find_blocks, find_tables, has_loop, with_oth
 from .norms import (
     channel_strides,
     find_feeders,
+    find_more_than_norms,
     find_norms,
     find_raw_norms,
     norm_calls,
     norms_on_skip,
-    norms_with_maps,
-    tried_norms,
 )
 from .sites import Site, SiteFinder
 
@@ -75,8 +74,8 @@ class Flow:
     blocks: tuple[Block, ...]
     norms: tuple[str, ...]
     """Every module that normalizes, in order, with frozen batch norms and the user's own types."""
-    perhaps_more: frozenset[str]
-    """Modules named after a norm that may be more: they have linear maps, or a trial alone tells."""
+    more_than_norms: frozenset[str]
+    """Modules that are named after a norm, and also have a linear map or an activation."""
     feeders: Mapping[str, str]
     """For a norm: the module whose linear map is its input, where nothing else uses that map's output."""
     along_channels: frozenset[str]
@@ -167,16 +166,15 @@ def _whole_flow(model: nn.Module, inputs: Inputs, own_norms: tuple[type[nn.Modul
         nodes = _ancestors([*outputs, *(add.node for add in tracer.adds)])
         users, calls = _users(nodes), _count_calls(nodes)
         adds = describe_adds(tracer.adds, type(model).__name__)
-        norms = find_norms(model, nodes, own_norms)
-        by_trial = tried_norms(norm_uses, nodes, set(norms.values()))
+        norms = find_norms(model, nodes, own_norms, users)
         feeders = find_feeders(norms, nodes, users, set(outputs))
         last = dict.fromkeys(_last_layers(model, outputs))
         dense = tuple(name for name in last if is_dense(model.get_submodule(name)))
         classifiers = dense or tuple(last)
         return Flow(
             blocks=tuple(find_blocks(model, adds, tracer.adds, finder.sites, users, set(outputs), calls)),
-            norms=tuple(dict.fromkeys([*norms.values(), *by_trial])),
-            perhaps_more=frozenset({*by_trial, *norms_with_maps(model, nodes)}),
+            norms=tuple(dict.fromkeys(norms.values())),
+            more_than_norms=find_more_than_norms(model, nodes),
             feeders=feeders,
             along_channels=frozenset(
                 norm for norm, feeder in feeders.items() if strides.get(norm, -1) == strides.get(feeder)

@@ -93,7 +93,7 @@ class _Rules:
 def _find_rules(model: nn.Module, selection: Selection, flow: Flow) -> _Rules:
     rules = _Rules()
     for name, module in model.named_modules():
-        only_norm = is_norm(module) and name not in flow.perhaps_more
+        only_norm = is_norm(module) and name not in flow.more_than_norms
         if name not in selection or only_norm or "parametrizations" in name.split("."):
             continue
         rule = _own_rule(module)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -50,7 +50,10 @@ def unreached_norms(
 
 
 def find_norms(
-    model: nn.Module, nodes: Iterable[Node], own_types: tuple[type[nn.Module], ...]
+    model: nn.Module,
+    nodes: Iterable[Node],
+    own_types: tuple[type[nn.Module], ...],
+    users: Mapping[Node, list[Node]],
 ) -> dict[Node, str]:
     """The operations that are part of a normalization, with the name of the module that stands for it."""
     modules = dict(model.named_modules(remove_duplicate=False))
@@ -62,9 +65,36 @@ def find_norms(
         normalizes = node.kind is Kind.NORM or node.module in frozen
         if around is not None:
             homes[node] = around
-        elif normalizes and node.kind is not Kind.INPUT:
+        elif normalizes and node.kind is not Kind.INPUT and not _is_for_attention(modules, node, users):
             homes[node] = node.module
     return homes
+
+
+def _is_for_attention(modules: Mapping[str, nn.Module], norm: Node, users: Mapping[Node, list[Node]]) -> bool:
+    """Whether an attention normalizes its queries and keys in its own forward, as for cosine similarity."""
+    waiting, used = [norm], set[Kind]()
+    while waiting:
+        for user in users[waiting.pop()]:
+            if user.kind in (Kind.SCALE, Kind.PASS):
+                waiting.append(user)
+            else:
+                used.add(user.kind)
+    return used == {Kind.ATTENTION} and not is_norm(modules[norm.module])
+
+
+def find_more_than_norms(model: nn.Module, nodes: Sequence[Node]) -> frozenset[str]:
+    """Modules that are named after a norm, and whose forward also has a linear map or an activation.
+
+    An activation before the division only keeps its denominator above zero.
+    """
+    found, normalized = set[str](), set[int]()
+    for node in nodes:
+        if node.kind is Kind.NORM:
+            normalized.add(node.call)
+        mapped = node.kind is Kind.LINEAR and node.parameters
+        if mapped or (node.kind is Kind.ACTIVATION and node.call in normalized):
+            found.add(node.module)
+    return frozenset(name for name in found if is_norm(model.get_submodule(name)))
 
 
 class NormCall(NamedTuple):
@@ -76,8 +106,6 @@ class NormCall(NamedTuple):
     """The version at the end of the call."""
     tensors: int
     """How many tensors the norm was given."""
-    ignores_scale: bool
-    """Whether a norm of another class than torch's returned the same for four times its input."""
 
 
 @contextmanager
@@ -85,51 +113,21 @@ def norm_calls(model: nn.Module) -> Iterator[dict[str, NormCall]]:
     """The last call of each module with "norm" in the name of its class or of a base, while the body runs."""
     calls: dict[str, NormCall] = {}
 
-    def keep(name: str, norm: nn.Module, given: tuple[Any, ...], output: Any) -> None:
+    def keep(name: str, given: tuple[Any, ...], output: Any) -> None:
         if isinstance(output, Tensor):
-            own = is_norm(norm) and not isinstance(norm, _NORMS)
-            ignores_scale = own and _ignores_scale(norm, given, output)
             counter = output.detach()
             counter.data = output.new_empty(0)  # The values need not stay in memory.
-            calls[name] = NormCall(counter, output._version, sum(1 for _ in tensors_in(given)), ignores_scale)
+            calls[name] = NormCall(counter, output._version, sum(1 for _ in tensors_in(given)))
 
     with ExitStack() as hooks:
         for name, module in model.named_modules():
             if any("norm" in kind.__name__.lower() for kind in type(module).__mro__):
                 hook = module.register_forward_hook(
-                    lambda norm, args, kwargs, output, name=name: keep(
-                        name, norm, (*args, *kwargs.values()), output
-                    ),
+                    lambda _, args, kwargs, output, name=name: keep(name, (*args, *kwargs.values()), output),
                     with_kwargs=True,
                 )
                 hooks.enter_context(hook)
         yield calls
-
-
-def _ignores_scale(norm: nn.Module, given: tuple[Any, ...], output: Tensor) -> bool:
-    """Whether four times the input gives the same output: the norm divides by the size of its input."""
-    if len(given) != 1 or not isinstance(given[0], Tensor) or not output.any():
-        return False
-    with suppress(Exception):  # Its forward may take this input only once.
-        difference = norm.forward(4 * given[0]) - output
-        return bool(difference.abs().max() < 0.05 * output.abs().max())
-    return False
-
-
-def tried_norms(calls: Mapping[str, NormCall], nodes: Iterable[Node], known: set[str]) -> list[str]:
-    """Modules that are named after a norm and act like one, though none of their operations says so."""
-    computed = {node.module for node in nodes if node.from_data}
-    return [
-        name
-        for name, call in calls.items()
-        if call.ignores_scale and name in computed and known.isdisjoint(outwards(name))
-    ]
-
-
-def norms_with_maps(model: nn.Module, nodes: Iterable[Node]) -> set[str]:
-    """Modules that are named after a norm and have weights that multiply data: a norm and a layer in one."""
-    maps = {node.module for node in nodes if node.kind is Kind.LINEAR and node.parameters}
-    return {name for name in maps if is_norm(model.get_submodule(name))}
 
 
 @contextmanager

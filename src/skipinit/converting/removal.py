@@ -99,8 +99,11 @@ class NormRemoval:
             return "" if is_batch_norm(norm) else why_not_folded(norm, name in self.flow.over_batch)
         if name in self.unscaled:
             return "its branch has no scalar"
-        named = is_norm(norm) and name not in self.flow.perhaps_more
-        if named or isinstance(norm, self.selection.norms):
+        if isinstance(norm, self.selection.norms):
+            return ""
+        if name in self.flow.more_than_norms:
+            return f"{kind} also has a linear map or an activation; norms=({kind},) removes them with it"
+        if is_norm(norm):
             return ""
         return f"{kind} normalizes inside its own forward; if it is nothing but a norm, give norms=({kind},)"
 

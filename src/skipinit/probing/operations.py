@@ -31,6 +31,7 @@ class Kind(Enum):
     PASS = "copy or dropout"
     SHIFT = "addition of something that is not data, such as a bias"
     RESIDUAL = "residual add"
+    SIZE = "standard deviation or vector norm"
     OTHER = "anything else"
 
 
@@ -50,12 +51,14 @@ BATCH_NORMS = {
 }  # fmt: skip
 _GROUP_NORMS = {"native_group_norm", "group_norm"}
 _LAYER_NORMS = {"native_layer_norm", "layer_norm", "_fused_rms_norm", "rms_norm"}
-# `rsqrt` stands for norms written by hand: few other layers divide by a square root.
+# In norms written by hand: `rsqrt`, or a division by one of the sizes (`divides_by_size`).
 _NORMS = BATCH_NORMS | _GROUP_NORMS | _LAYER_NORMS | {"rsqrt"}
+_ROOTS = {0.5: "sqrt", -0.5: "rsqrt"}
+_SIZES = {"sqrt", "std", "std_mean", "linalg_vector_norm", "norm"}
 _ACTIVATIONS = {
     "relu", "gelu", "silu", "sigmoid", "tanh", "leaky_relu", "elu", "hardtanh", "hardswish", "hardsigmoid",
     "mish", "softplus", "clamp", "clamp_min", "threshold", "_prelu_kernel", "celu", "glu", "softshrink",
-    "log_sigmoid_forward", "rrelu_with_noise", "_softmax",
+    "log_sigmoid_forward", "rrelu_with_noise", "_softmax", "maximum", "minimum",
 }  # fmt: skip
 _COPIES = {"clone", "_to_copy", "copy", "native_dropout", "contiguous", "constant_pad_nd"}
 ADDITIONS = {"add", "sub", "addcmul", "lerp", "index_add"}
@@ -72,6 +75,12 @@ def name_of(function: Any) -> str:
     return name.removesuffix("_") if not name.endswith("__") else name
 
 
+def operation_of(function: Any, args: tuple[Any, ...]) -> str:
+    """The name of an operation; powers of 1/2 and -1/2 are `sqrt` and `rsqrt`."""
+    name = name_of(function)
+    return _ROOTS.get(args[1], name) if name == "pow" and isinstance(args[1], float) else name
+
+
 @cache
 def mutable_arguments(function: Any) -> frozenset[int | str]:
     """Positions and names of the arguments that an operation writes into."""
@@ -86,6 +95,8 @@ def kind_of(operation: str, data_operands: int, learned_operand: bool) -> Kind:
         return Kind.LINEAR
     if operation in _NORMS:
         return Kind.NORM
+    if operation in _SIZES:
+        return Kind.SIZE
     if data_operands > 1 and (operation in _PRODUCTS or operation.startswith("_scaled_dot_product")):
         return Kind.ATTENTION
     if operation in _ACTIVATIONS:
@@ -209,6 +220,14 @@ def split_paths(a: Node, b: Node, along_skips: bool = False) -> tuple[list[Node]
     if fork is None and frontier:
         fork = frontier[0][1]
     return only[1][::-1], only[2][::-1], fork
+
+
+def divides_by_size(numerator: Node, denominator: Node) -> bool:
+    """Whether a tensor is divided by its own standard deviation or vector norm: x / |x|, (x - m) / s."""
+    above, below, fork = split_paths(numerator, denominator)
+    # It may be centred or scaled before. An activation belongs to more than a norm, such as EvoNorm.
+    plain = not any(node.kind in (Kind.LINEAR, Kind.ATTENTION, Kind.ACTIVATION) for node in above)
+    return fork is not None and plain and any(node.kind is Kind.SIZE for node in below)
 
 
 def origins(node: Node, learned: bool, along_skips: bool = False) -> tuple[Node, ...]:

@@ -24,11 +24,12 @@ from .operations import (
     Kind,
     Node,
     constant_of,
+    divides_by_size,
     fan_in_of,
     is_factory,
     kind_of,
     mutable_arguments,
-    name_of,
+    operation_of,
     scales_alike,
     terms_of,
 )
@@ -131,7 +132,7 @@ class Tracer(TorchDispatchMode):
     ) -> Any:
         """Run one operation and add it to the graph."""
         kwargs = kwargs or {}
-        operation = name_of(function)
+        operation = operation_of(function, args)
         if is_factory(operation):
             return function(*args, **kwargs)
         # A keyword that is written, `out=`, is not read: what it held before is no operand.
@@ -152,6 +153,8 @@ class Tracer(TorchDispatchMode):
             return function(*args, **kwargs)
         operands = sum(info is not None for info in data) if parents else 1
         kind = kind_of(operation, operands, bool(learned))
+        if operation == "div" and len(known) == operands == 2 and divides_by_size(*known):
+            kind = Kind.NORM
         node = self._node(kind, parents, learned)
         node.sources = self._sources(node, tensors, infos)
         node.parts = parts_read(tensors, storages, data)
