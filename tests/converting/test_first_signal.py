@@ -106,3 +106,35 @@ def test_a_stream_from_a_table_starts_at_deviation_1_also_if_its_entries_are_com
     ids = torch.randint(20, (64, 16), generator=torch.Generator().manual_seed(0))
     model = convert(Words(wrap), ids, seed=0).model
     assert model.table(ids).std(correction=0).item() == pytest.approx(1, rel=1e-5)
+
+
+class ClassToken(nn.Module):
+    """The classifier sees the batch through attention alone; the token starts at zero, as DeiT's does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches, self.token = nn.Linear(6, 8), nn.Parameter(torch.zeros(1, 1, 8))
+        self.norms = nn.ModuleList(nn.LayerNorm(8) for _ in range(3))
+        self.pairs, self.end, self.head = nn.Linear(8, 24), nn.Linear(8, 8), nn.Linear(8, 4)
+        self.mlp = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8))
+
+    def forward(self, x):
+        x = torch.cat([self.token.expand(len(x), -1, -1), self.patches(x)], 1)
+        queries, keys, values = self.pairs(self.norms[0](x)).chunk(3, -1)
+        x = x + self.end(F.scaled_dot_product_attention(queries, keys, values))
+        return self.head(self.norms[2](x + self.mlp(self.norms[1](x)))[:, 0])
+
+
+@pytest.mark.parametrize("scheme", ["skipinit", "regularized-skipinit"])
+def test_a_class_token_of_zeros_is_no_signal_that_vanishes(scheme, recwarn):
+    """At the start its outputs are exactly zero, and yet it trains."""
+    net = convert(ClassToken(), CONTEXT, scheme=scheme, dropout=0.0, seed=0).model
+    assert not recwarn.list
+    assert not net.eval()(CONTEXT).any()
+    targets, optimizer = torch.arange(4), torch.optim.Adam(net.parameters(), lr=0.01)
+    for _ in range(100):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(net(CONTEXT), targets)
+        loss.backward()
+        optimizer.step()
+    assert loss.item() < 0.1

@@ -22,7 +22,7 @@ from .changes import Change
 from .extensions import ScaledInput, ScaledTable, extend
 from .initialization import is_tied
 from .removal import is_plain
-from .surgery import Surgery
+from .surgery import Surgery, branch_scalars_at
 
 _SMALL = 0.5
 """A stream of a smaller deviation is scaled up."""
@@ -105,21 +105,31 @@ def start_outputs(surgery: Surgery, inputs: Inputs) -> None:
     if plan.classifier_init == "he" or flow.classifier is None or flow.classifier not in surgery.selection:
         return
     layer = model.get_submodule(flow.classifier)
-    spread = _spread_of_output(layer, model, inputs)
-    if spread < _VANISHED:
+    signal = _signal(surgery, layer, inputs)
+    if signal < _VANISHED:
         _restore_signal(surgery, inputs)
-        spread = _spread_of_output(layer, model, inputs)
+        signal = _signal(surgery, layer, inputs)
     if is_tied(layer, model):
         return
-    if spread < _VANISHED:
+    if signal < _VANISHED:
         surgery.remarks.append(
-            f"the signal vanishes: the outputs have a standard deviation of {spread:.0e}; layers without a "
+            f"the signal vanishes: the outputs have a standard deviation of {signal:.0e}; layers without a "
             "skip around them need their norms, exclude= keeps them"
         )
+    spread = _spread_of_output(layer, model, inputs)
     if plan.classifier_init == "zero":
         scale_weight(layer, 0.0)
     elif spread > _FIRST_OUTPUTS and math.isfinite(spread):
         scale_weight(layer, _FIRST_OUTPUTS / spread)
+
+
+def _signal(surgery: Surgery, layer: nn.Module, inputs: Inputs) -> float:
+    """The standard deviation of the outputs while all branches contribute.
+
+    A class token may hold the signal only then: at the start it is the same for all examples, in DeiT zero.
+    """
+    with branch_scalars_at(max(1, len(surgery.blocks)) ** -0.5, surgery.model):
+        return _spread_of_output(layer, surgery.model, inputs)
 
 
 def _restore_signal(surgery: Surgery, inputs: Inputs) -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import copy
 from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -77,12 +79,8 @@ def operate(prepared: nn.Module, flow: Flow, plan: Plan, selection: Selection, i
 def _contributing_at_zero(model: nn.Module, inputs: Inputs, flow: Flow) -> set[str]:
     """The blocks whose branch adds something in one of the passes even when every scalar is 0."""
     contributing, names = set[str](), defaultdict[tuple[str, tuple[str, ...]], set[str]](set)
-    scalars = [p for name, p in model.named_parameters() if name.endswith(BRANCH_SCALAR)]
-    values = [parameter.clone() for parameter in scalars]
-    for parameter in scalars:
-        parameter.zero_()
     for run in flow.passes:
-        with run.prepared(model):
+        with run.prepared(model), branch_scalars_at(0.0, model):
             report = measure(model, inputs, run.mode)
         for add, row in zip(report.adds, report.rows, strict=True):
             block = add.module, add.parameters
@@ -91,9 +89,19 @@ def _contributing_at_zero(model: nn.Module, inputs: Inputs, flow: Flow) -> set[s
             if row.branch_variance != 0:
                 # Where layers are dropped, the next block has the number of the one that is missing.
                 contributing |= {add.name} if run is WHOLE else names.get(block, {add.name})
-    for parameter, value in zip(scalars, values, strict=True):
-        parameter.copy_(value)
     return contributing
+
+
+@contextmanager
+def branch_scalars_at(value: float, model: nn.Module) -> Iterator[None]:
+    """Run the body with the scalar of every branch at that value."""
+    scalars = [p for name, p in model.named_parameters() if name.endswith(BRANCH_SCALAR)]
+    starts = [parameter.clone() for parameter in scalars]
+    for parameter in scalars:
+        parameter.fill_(value)
+    yield
+    for parameter, start in zip(scalars, starts, strict=True):
+        parameter.copy_(start)
 
 
 class Surgery:
