@@ -291,6 +291,24 @@ def test_two_halves_of_a_tensor_are_coupled_streams(joined, batch):
     assert [add.branch_modules for add in adds] == [(name,) for name in "efghij"]
 
 
+@pytest.mark.parametrize("start", ["learned", "zeros"])
+def test_a_coupled_stream_may_start_from_a_constant(start):
+    """The first a + f(b) adds a constant; from then on each stream sees the other."""
+
+    def coupled(m, x):
+        a, b = x, torch.zeros(4, 6) if start == "zeros" else m.table.expand(4, 6)
+        for f, g in ((m.a, m.b), (m.c, m.d), (m.e, m.f)):
+            a = a + f(b).relu()
+            b = b + g(a).relu()
+        return a, b
+
+    model = Function(coupled)
+    model.e, model.f = nn.Linear(6, 6), nn.Linear(6, 6)
+    adds = find_residual_adds(model, VECTORS)
+    assert [add.branch_modules[-1] for add in adds] == list("bcdef")
+    assert [add.skip_is_identity for add in adds[1:]] == [True] * 4
+
+
 def test_each_part_of_a_sum_onto_the_skip_counts():
     """As in MobileOne: the skip goes through a norm, and several towers are added to it one by one."""
     adds = find_residual_adds(Function(lambda m, x: (m.a(x) + m.norm(x)) + m.b(x) + m.c(x)), VECTORS)

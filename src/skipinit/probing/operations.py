@@ -194,9 +194,9 @@ def split_paths(a: Node, b: Node, along_skips: bool = False) -> tuple[list[Node]
 
     Walks back in time from both at once and stops when no node is left that only one descends from. The cost
     depends on the size of the block, not of the network. With `along_skips`, the way through a residual add
-    is its skip alone.
+    is its skip alone, and streams may also come from learned tensors.
     """
-    learned = not (a.from_data and b.from_data)
+    learned = along_skips or not (a.from_data and b.from_data)
     reach = {a: 1, b: 2}
     frontier = [(-node.order, node) for node in reach]
     heapq.heapify(frontier)
