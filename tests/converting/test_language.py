@@ -26,6 +26,7 @@ AUDIO = SIZES | {
     "num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 4, "layerdrop": 0.5,
 }  # fmt: skip
 FALCON = {name: value for name, value in SIZES.items() if name != "intermediate_size"}
+EXPERTS = SIZES | {"num_key_value_heads": 2, "head_dim": 8, "num_local_experts": 4, "pad_token_id": 0}
 
 # family: (configuration, inputs, residual adds)
 FAMILIES = {
@@ -35,6 +36,7 @@ FAMILIES = {
     "GPTNeoX": (SIZES, TEXT, 2),
     "Falcon": (FALCON, TEXT, 2),
     "Gemma2": (SIZES | {"num_key_value_heads": 4, "head_dim": 8}, TEXT, 4),  # Norms on both sides.
+    "GptOss": (EXPERTS, TEXT, 4),  # Its experts have biases.
     "T5": (T5, BOTH, 2 * 2 + 2 * 3),
     "Bart": (SEQUENCES, BOTH, 2 * 2 + 2 * 3),
     "Wav2Vec2": (AUDIO, {"input_values": torch.linspace(-1, 1, 2000).repeat(2, 1)}, 1 + 4 * 2),

@@ -236,6 +236,14 @@ def _cascade(m, x):
     return F.linear(total, m.table[:2, :2]).relu() + third
 
 
+def _experts(m, x, choose):
+    """Two layers of experts: all are computed, and each example takes that of one, and its bias."""
+    expert, example = choose(m.a(x)), torch.arange(4)
+    hidden = torch.stack([m.b(x), m.c(x)])[expert, example] + m.table[expert]
+    hidden = hidden.relu()
+    return torch.stack([m.c(hidden), m.d(hidden)])[expert, example] + m.table[expert]
+
+
 NOT_RESIDUAL = {
     "chain": lambda m, x: m.b(m.a(x).relu()),
     "bias": lambda m, x: m.a(x) + m.table[0],
@@ -256,6 +264,8 @@ NOT_RESIDUAL = {
     "concatenation": lambda m, x: torch.cat([x, m.a(x)], 1),
     "handwritten norm": lambda m, x: m.a((x - x.mean(1, keepdim=True)) / x.var(1, keepdim=True).sqrt()),
     "parts of one tensor": lambda m, x: x[:2] + m.a(x[2:]),
+    "biases of chosen experts": lambda m, x: _experts(m, x, lambda scores: scores.argmax(1) % 2),
+    "biases of the best experts": lambda m, x: _experts(m, x, lambda scores: scores[:, :2].topk(1)[1][:, 0]),
     "channels of one tensor": lambda m, x: (
         (h := m.a(x)[:, None]) is not None and _cascade(m, h.view(4, 3, 2))
     ),

@@ -58,7 +58,7 @@ def classify(a: Node, b: Node, call: int) -> Paths | str:
     if a is b:
         return "both operands are one tensor"
     only_a, only_b, fork = split_paths(a, b)
-    if fork is None or split_paths(a, b, along_skips=True)[2] is None:
+    if fork is None or fork.kind is Kind.CHOICE or split_paths(a, b, along_skips=True)[2] is None:
         return "the operands have no common origin"
     if not only_a or not only_b:
         return _classify_identity(0 if not only_a else 1, [], only_b or only_a, (a, b))

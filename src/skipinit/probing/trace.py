@@ -226,8 +226,10 @@ class Tracer(TorchDispatchMode):
             if parent.kind is Kind.RESIDUAL:
                 parent.consumers += ((node.kind, node.module),)
         for tensor in written:
-            if tensor.dtype is not torch.bool:  # A mask carries no signal.
-                self._infos[storage_of(tensor)] = info
+            if tensor.dtype is torch.bool:
+                continue  # A mask carries no signal.
+            whole = node.parents and not (tensor.is_floating_point() or tensor.is_complex())
+            self._infos[storage_of(tensor)] = TensorInfo(self._node(Kind.CHOICE, (node,))) if whole else info
 
     def _parameters_in(self, storage: Any) -> tuple[str, ...]:
         """The parameters that a storage without data holds, or that its contents were computed from."""
