@@ -31,9 +31,10 @@ if TYPE_CHECKING:
     from .probing.adds import ResidualAdd
     from .probing.balance import ProbeReport, ProbeRow
     from .probing.compare import Comparison, DepthCheck, DepthRow, compare, depth_check
+    from .probing.growth import Growth
     from .probing.history import Measurement, WatchReport, WatchRow
     from .probing.measure import find_residual_adds, probe
-    from .probing.verdict import CheckError, Growth, Verdict, Violation
+    from .probing.verdict import CheckError, Verdict, Violation
     from .probing.watch import Watch, watch
     from .reporting.page import report
     from .sweeping.engine import Outcome, sweep
@@ -59,7 +60,7 @@ _HOME = {
     "Evaluation": "sweeping.trained",
     "Evidence": "paper.collect",
     "GhostBatchNorm2d": "nets.merges",
-    "Growth": "probing.verdict",
+    "Growth": "probing.growth",
     "JudgedClaim": "paper.collect",
     "Measurement": "probing.history",
     "ModelConfig": "config",

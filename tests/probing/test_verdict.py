@@ -13,9 +13,10 @@ from torch import nn
 
 from skipinit.errors import ConfigError, SkipinitError
 from skipinit.nets.create import create_model
+from skipinit.probing.growth import fit_growth
 from skipinit.probing.laws import stages
 from skipinit.probing.measure import find_residual_adds, probe
-from skipinit.probing.verdict import CheckError, fit_growth
+from skipinit.probing.verdict import CheckError
 from support.probe_models import Function, images, vectors
 
 BATCH = torch.Size([100, 50])
@@ -182,6 +183,26 @@ def test_a_variance_that_normalized_branches_keep_up_does_not_vanish(depth, size
     assert ("Advice: none" in report.verdict.text) is (depth < 20)
     report.check()
     assert "the skip variance settles, from " in str(broken(report, growth="constant"))
+
+
+@pytest.mark.parametrize("first", [1e-4, 0.01, 10, 100, 1e4])
+@pytest.mark.parametrize("blocks", [4, 10, 40])
+def test_a_variance_settles_from_below_and_from_any_height(first, blocks):
+    """(x + f(x)) / sqrt(2) with branches of variance 1: v = 1 + (first - 1) / 2^l."""
+    growth = fit_growth([1 + (first - 1) / 2**block for block in range(blocks)], [1.0] * blocks)
+    assert (growth.law, growth.rate) == ("settling", pytest.approx(1))
+    torch.manual_seed(0)
+    model = Normalized(blocks, lambda total: total / 2**0.5)
+    report = probe(model, first**0.5 * torch.randn(256, 32))
+    assert report.verdict.growth.law == "settling"
+    assert "vanishes" not in report.verdict.text
+
+
+@pytest.mark.parametrize("added", [0.1, 1.0, 10.0])
+@pytest.mark.parametrize("blocks", [4, 10, 40])
+def test_a_variance_that_grows_on_does_not_settle(added, blocks):
+    growth = fit_growth([1 + added * block for block in range(blocks)], [added] * blocks)
+    assert (growth.law, growth.rate) == ("linear", pytest.approx(added))
 
 
 class Scaled(nn.Module):

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from numbers import Real
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ..errors import ConfigError, SkipinitError, unknown_name
+from .growth import Growth, fit_growth
 from .laws import Prediction, predict, stages
 from .rendering import percent
 
@@ -21,23 +20,8 @@ if TYPE_CHECKING:
 Law = Literal["constant", "linear", "exponential"]
 BIASED_BELOW = 1 / 3
 """A typical branch share under this is a bias towards the identity; equal operands have 1/2."""
-CONSTANT_WITHIN = 1.25
-"""A fitted line that changes by less than this factor over the blocks it was fitted to is constant."""
-SETTLES_ABOVE = 0.01
-"""A variance that falls by less than this factor in all does not vanish, however fast it falls at first."""
 EXPLODING_FROM = 1.2
 """Growth per block from which depth is limited: 1.2^100 is 10^8. From its inverse on the signal vanishes."""
-
-
-@dataclass(frozen=True)
-class Growth:
-    """How the skip variance changes from block to block."""
-
-    law: Literal["exponential", "linear", "settling", "constant", "unknown"]
-    rate: float | None
-    """Factor per block if exponential; increase per block if linear; the level if constant or settling."""
-    blocks: int
-    """How many consecutive blocks it was fitted to."""
 
 
 @dataclass(frozen=True)
@@ -92,78 +76,6 @@ def _explain_no_rows(report: ProbeReport) -> str:
         f"{report.model} has no residual add, x + f(x) with layers in f. "
         f"Operations on these inputs: {report.operations}. Additions: {additions}."
     )
-
-
-def fit_growth(variances: Sequence[float], branches: Sequence[float] = ()) -> Growth:
-    """The better of two least-squares fits, v = a r^l and v = a + b l, judged by their error in log v.
-
-    So a factor too much and a factor too little weigh the same, at any size. Fewer than three blocks, or a
-    variance of zero, tell nothing. Where branches of a constant variance explain the growth, it is linear,
-    however the few blocks of a small network look. Where they stop the fall, the variance settles.
-    """
-    count = len(variances)
-    if count < 3 or min(variances) <= 0:
-        return Growth("unknown", None, count)
-    depths = range(count)
-    level, slope = _least_squares(depths, [math.log(v) for v in variances], [1.0] * count)
-    if abs(slope) * (count - 1) < math.log(CONSTANT_WITHIN):
-        return Growth("constant", math.exp(level + slope * (count - 1) / 2), count)
-    if slope < 0 and (end := _settles_at(variances, branches, slope)) is not None:
-        return Growth("settling", end, count)
-    least = min(variances)  # Weights are relative to its own, so that none overflows.
-    start, step = _least_squares(depths, variances, [(least / v) ** 2 for v in variances])
-    pairs = list(zip(depths, variances, strict=True))
-    exponential = sum((level + slope * x - math.log(v)) ** 2 for x, v in pairs)
-    positive = min(start, start + step * (count - 1)) > 0
-    better = not positive or exponential < sum(
-        (math.log(start + step * x) - math.log(v)) ** 2 for x, v in pairs
-    )
-    if better and not _add_up(variances, branches, slope):
-        return Growth("exponential", math.exp(slope), count)
-    return Growth("linear", step, count)
-
-
-def _add_up(variances: Sequence[float], branches: Sequence[float], slope: float) -> bool:
-    """Whether the variance grows by what is added to it, by branches that do not grow along with it.
-
-    The branches of an unnormalized network repeat the variance of the skip; normalized ones start anew. A sum
-    has at most the variance (sqrt(v) + sqrt(b))^2; what grows faster grows on the skip path.
-    """
-    if slope <= 0 or min(branches, default=0.0) <= 0:
-        return False
-    steps = zip(pairwise(variances), branches, strict=False)
-    return _log_slope(branches) < slope / 2 and all(
-        math.sqrt(after) <= math.sqrt(before) + math.sqrt(branch) for (before, after), branch in steps
-    )
-
-
-def _settles_at(variances: Sequence[float], branches: Sequence[float], slope: float) -> float | None:
-    """Where a falling variance ends, because branches that do not fall along keep it up; None if nowhere.
-
-    With normalized branches, (x + f(x)) / sqrt(2) is v' = (v + b) / 2, and v comes to b. In general a block
-    keeps a fraction k of the sum, v' = k (v + b), which comes to b k / (1 - k).
-    """
-    if min(branches, default=0.0) <= 0 or _log_slope(branches) < slope / 2:
-        return None
-    steps = zip(pairwise(variances), branches, strict=False)
-    kept = median(after / (before + branch) for (before, after), branch in steps)
-    level = median(branches) * kept / (1 - kept) if kept < 1 else 0.0
-    return level if level > SETTLES_ABOVE * variances[0] else None
-
-
-def _log_slope(values: Sequence[float]) -> float:
-    return _least_squares(range(len(values)), [math.log(v) for v in values], [1.0] * len(values))[1]
-
-
-def _least_squares(xs: Sequence[float], ys: Sequence[float], weights: Sequence[float]) -> tuple[float, float]:
-    """Intercept and slope of the weighted straight line."""
-    total = sum(weights)
-    x_mean = sum(w * x for w, x in zip(weights, xs, strict=True)) / total
-    y_mean = sum(w * y for w, y in zip(weights, ys, strict=True)) / total
-    spread = sum(w * (x - x_mean) ** 2 for w, x in zip(weights, xs, strict=True))
-    together = sum(w * (x - x_mean) * (y - y_mean) for w, x, y in zip(weights, xs, ys, strict=True))
-    slope = together / spread if spread else 0.0  # All weight on one point.
-    return y_mean - slope * x_mean, slope
 
 
 def _say_bias(share: float) -> str:
