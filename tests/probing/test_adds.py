@@ -301,6 +301,20 @@ def test_two_halves_of_a_tensor_are_coupled_streams(joined, batch):
     assert [add.branch_modules for add in adds] == [(name,) for name in "efghij"]
 
 
+def test_a_bias_of_attention_that_positions_choose_is_no_skip():
+    """As in LayoutLMv3: boxes choose the first embeddings, and the biases of all layers."""
+
+    def attend(m, boxes):
+        x = F.embedding(boxes, m.table)
+        bias = F.embedding((boxes[:, None] - boxes).clamp(0, 3), m.table)[..., 0]
+        for query, value in ((m.a, m.b), (m.c, m.d)):
+            x = x + (query(x) @ x.T + bias).softmax(1) @ value(x)
+        return x
+
+    adds = find_residual_adds(Function(attend), torch.arange(4))
+    assert [(add.branch_modules, add.nested) for add in adds] == [(("a", "b"), False), (("c", "d"), False)]
+
+
 @pytest.mark.parametrize("start", ["learned", "zeros"])
 def test_a_coupled_stream_may_start_from_a_constant(start):
     """The first a + f(b) adds a constant; from then on each stream sees the other."""

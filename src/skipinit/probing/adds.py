@@ -16,8 +16,9 @@ the split.
   of several parts.
 
 Through a residual add the stream continues along its skip. Operands whose streams have no common origin, such
-as a position embedding that is added in every layer, are not residual. In `x + f(x) + g(x)`, written in one
-forward, both additions count: the partial sum stands for its skip, x.
+as a position embedding that is added in every layer, are not residual. Whole numbers are no origin: one token
+may choose from several tables. In `x + f(x) + g(x)`, written in one forward, both additions count: the
+partial sum stands for its skip, x.
 
 The branch consists of the operations between the origin of the skip and the add. An input from outside, such
 as an encoder's output, is not part of it, and the branch of an inner block belongs to the inner block.
@@ -58,7 +59,7 @@ def classify(a: Node, b: Node, call: int) -> Paths | str:
     if a is b:
         return "both operands are one tensor"
     only_a, only_b, fork = split_paths(a, b)
-    if fork is None or fork.kind is Kind.CHOICE or split_paths(a, b, along_skips=True)[2] is None:
+    if fork is None or _is_apart(fork) or _is_apart(split_paths(a, b, along_skips=True)[2]):
         return "the operands have no common origin"
     if not only_a or not only_b:
         return _classify_identity(0 if not only_a else 1, [], only_b or only_a, (a, b))
@@ -76,6 +77,11 @@ def classify(a: Node, b: Node, call: int) -> Paths | str:
     if depth_a < depth_b:
         return _classify_projection(0, only_a, only_b, (a, b), fork)
     return _classify_projection(1, only_b, only_a, (a, b), fork)
+
+
+def _is_apart(fork: Node | None) -> bool:
+    """Whether streams that meet there or nowhere are two: lookups of one token in two tables are."""
+    return fork is None or fork.kind is Kind.CHOICE
 
 
 def _classify_identity(

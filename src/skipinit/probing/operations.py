@@ -32,7 +32,7 @@ class Kind(Enum):
     SHIFT = "addition of something that is not data, such as a bias"
     RESIDUAL = "residual add"
     SIZE = "standard deviation or vector norm"
-    CHOICE = "whole numbers, such as the expert of each token"
+    CHOICE = "whole numbers, such as token ids or the expert of each token"
     OTHER = "anything else"
 
 

@@ -54,6 +54,11 @@ def storage_of(tensor: Tensor) -> Any:
         return _NoStorage()
 
 
+def is_signal(tensor: Tensor) -> bool:
+    """Whether it holds real or complex numbers. Whole numbers, such as token ids, only choose."""
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
 def tensors_in(value: Any) -> Iterator[Tensor]:
     """All tensors in a value, also inside lists, tuples, mappings and dataclasses."""
     if isinstance(value, Tensor):

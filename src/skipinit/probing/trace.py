@@ -39,6 +39,7 @@ from .tensors import (
     TensorInfo,
     channel_axis,
     channels_of,
+    is_signal,
     parts_read,
     storage_of,
     tensors_in,
@@ -87,7 +88,8 @@ class Tracer(TorchDispatchMode):
         self._leaves: WeakKeyDictionary[Any, TensorInfo] = WeakKeyDictionary()
         self._stacks = StackedPairs()
         for tensor in inputs:
-            self._infos[storage_of(tensor)] = TensorInfo(self._node(Kind.INPUT))
+            kind = Kind.INPUT if is_signal(tensor) else Kind.CHOICE
+            self._infos[storage_of(tensor)] = TensorInfo(self._node(kind))
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -228,8 +230,8 @@ class Tracer(TorchDispatchMode):
         for tensor in written:
             if tensor.dtype is torch.bool:
                 continue  # A mask carries no signal.
-            whole = node.parents and not (tensor.is_floating_point() or tensor.is_complex())
-            self._infos[storage_of(tensor)] = TensorInfo(self._node(Kind.CHOICE, (node,))) if whole else info
+            chosen = node.parents and not is_signal(tensor)
+            self._infos[storage_of(tensor)] = TensorInfo(self._node(Kind.CHOICE, (node,))) if chosen else info
 
     def _parameters_in(self, storage: Any) -> tuple[str, ...]:
         """The parameters that a storage without data holds, or that its contents were computed from."""
@@ -325,7 +327,7 @@ class Tracer(TorchDispatchMode):
         )
         if left is None or right is None:
             return "one operand does not come from the inputs"
-        if not all(tensor.is_floating_point() or tensor.is_complex() for tensor in (first, second)):
+        if not (is_signal(first) and is_signal(second)):
             return "the operands are not floating point"
         return Operand(left, first), Operand(right, second)
 
