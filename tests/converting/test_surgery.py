@@ -471,11 +471,26 @@ def test_signal_that_vanishes_is_named():
         convert(nn.Sequential(block, fading(), fading(), nn.Linear(6, 3)), X, seed=0)
 
 
-def test_signal_that_vanishes_before_a_norm_is_restored(recwarn):
+class Shifted(nn.Linear):
+    """A layer with a forward of its own, as convolutions that pad their input as TensorFlow does."""
+
+    def forward(self, x):
+        return F.linear(x.roll(1, -1), self.weight, self.bias)
+
+
+class Standardized(nn.Linear):
+    """The scale of its weight changes nothing."""
+
+    def forward(self, x):
+        return 0.001 * F.linear(x, self.weight / self.weight.std(), self.bias)
+
+
+@pytest.mark.parametrize("layer", [nn.Linear, Shifted])
+def test_signal_that_vanishes_before_a_norm_is_restored(layer, recwarn):
     """The layer that fed the norm starts with the scale that the norm gave its output."""
 
     def fading():
-        return nn.Sequential(Fade(), nn.Linear(6, 6), nn.BatchNorm1d(6))
+        return nn.Sequential(Fade(), layer(6, 6), nn.BatchNorm1d(6))
 
     conversion = convert(
         nn.Sequential(Block(ENDS["function"]), fading(), fading(), nn.Linear(6, 3)), X, seed=0
@@ -485,6 +500,18 @@ def test_signal_that_vanishes_before_a_norm_is_restored(recwarn):
     assert [change.module for change in changes if "deviation 1" in change.added] == ["1.1", "2.1"]
     after_one, after_two = net[:2](X), net[:3](X)
     assert [out.std(correction=0).item() for out in (after_one, after_two)] == pytest.approx([1, 1], rel=1e-5)
+
+
+def test_signal_that_no_weight_can_restore_is_named():
+    def fading():
+        return nn.Sequential(Standardized(6, 6), nn.BatchNorm1d(6))
+
+    model = nn.Sequential(Block(ENDS["function"]), fading(), fading(), nn.Linear(6, 3))
+    with pytest.warns(UserWarning, match="signal vanishes"):
+        conversion = convert(model, X, seed=0)
+    assert not any("deviation 1" in change.added for change in conversion.changes)
+    weight = conversion.model[1][0].weight
+    assert 0.3 < weight.std().item() < 1.0  # as He drew it, sqrt(2 / 6)
 
 
 def test_signal_that_does_not_vanish_is_left_alone():

@@ -21,7 +21,6 @@ from ..probing.tensors import tensors_in
 from .changes import Change
 from .extensions import ScaledInput, ScaledTable, extend
 from .initialization import is_tied
-from .removal import is_plain
 from .surgery import Surgery, branch_scalars_at
 
 _SMALL = 0.5
@@ -105,31 +104,32 @@ def start_outputs(surgery: Surgery, inputs: Inputs) -> None:
     if plan.classifier_init == "he" or flow.classifier is None or flow.classifier not in surgery.selection:
         return
     layer = model.get_submodule(flow.classifier)
-    signal = _signal(surgery, layer, inputs)
-    if signal < _VANISHED:
+    spread = _spread_of_output(layer, model, inputs)
+    if _vanishes(spread, surgery, layer, inputs):
         _restore_signal(surgery, inputs)
-        signal = _signal(surgery, layer, inputs)
+        spread = _spread_of_output(layer, model, inputs)
     if is_tied(layer, model):
         return
-    if signal < _VANISHED:
+    if _vanishes(spread, surgery, layer, inputs):
         surgery.remarks.append(
-            f"the signal vanishes: the outputs have a standard deviation of {signal:.0e}; layers without a "
+            f"the signal vanishes: the outputs have a standard deviation of {spread:.0e}; layers without a "
             "skip around them need their norms, exclude= keeps them"
         )
-    spread = _spread_of_output(layer, model, inputs)
     if plan.classifier_init == "zero":
         scale_weight(layer, 0.0)
     elif spread > _FIRST_OUTPUTS and math.isfinite(spread):
         scale_weight(layer, _FIRST_OUTPUTS / spread)
 
 
-def _signal(surgery: Surgery, layer: nn.Module, inputs: Inputs) -> float:
-    """The standard deviation of the outputs while all branches contribute.
+def _vanishes(spread: float, surgery: Surgery, layer: nn.Module, inputs: Inputs) -> bool:
+    """Whether the outputs have no signal: neither at the start nor while all branches contribute.
 
     A class token may hold the signal only then: at the start it is the same for all examples, in DeiT zero.
     """
+    if spread >= _VANISHED:
+        return False
     with branch_scalars_at(max(1, len(surgery.blocks)) ** -0.5, surgery.model):
-        return _spread_of_output(layer, surgery.model, inputs)
+        return _spread_of_output(layer, surgery.model, inputs) < _VANISHED
 
 
 def _restore_signal(surgery: Surgery, inputs: Inputs) -> None:
@@ -142,15 +142,12 @@ def _restore_signal(surgery: Surgery, inputs: Inputs) -> None:
     within = {norm for block in flow.blocks for norm in block.add.branch_norms}
     names = [flow.feeders[norm] for norm in flow.norms if norm in removed - within and norm in flow.feeders]
     layers = {
-        name: layer
+        model.get_submodule(name): name
         for name in names
-        if flow.calls[name] == 1
-        and name in surgery.selection
-        and is_plain(layer := model.get_submodule(name))
+        if flow.calls[name] == 1 and name in surgery.selection
     }
-    _unit_spread(layers.values(), model, inputs)
-    for name in layers:
-        surgery.changes.append(Change(None, name, "", "weights scaled to a signal of deviation 1"))
+    for layer in _unit_spread(layers, model, inputs):
+        surgery.changes.append(Change(None, layers[layer], "", "weights scaled to a signal of deviation 1"))
 
 
 def _spread_of_output(layer: nn.Module, model: nn.Module, inputs: Inputs) -> float:
@@ -161,20 +158,31 @@ def _spread_of_output(layer: nn.Module, model: nn.Module, inputs: Inputs) -> flo
     return outputs[-1].std(correction=0).item()
 
 
-def _unit_spread(layers: Iterable[nn.Module], model: nn.Module, inputs: Inputs) -> None:
-    """Scale the weights of some layers so that the output of each has a standard deviation of 1."""
+def _unit_spread(layers: Iterable[nn.Module], model: nn.Module, inputs: Inputs) -> list[nn.Module]:
+    """Scale the weights of some layers so that the output of each has a standard deviation of 1.
 
-    def rescale(layer: nn.Module, _: object, output: Tensor) -> Tensor:
+    Returns those that could be scaled: others use their weights in another way, such as standardized.
+    """
+    scaled: list[nn.Module] = []
+
+    def rescale(layer: nn.Module, args: Any, kwargs: Any, output: Tensor) -> Tensor:
         spread = output.std(correction=0).item()
-        if not 0 < spread < math.inf:
+        weight = layer._parameters.get("weight")
+        if weight is None or not 0 < spread < math.inf:
             return output
-        layer.get_parameter("weight").div_(spread)
-        return output / spread  # The next layers get the rescaled output.
+        weight.div_(spread)
+        found: Tensor = layer.forward(*args, **kwargs)
+        if not math.isclose(found.std(correction=0).item(), 1, rel_tol=0.01):
+            weight.mul_(spread)
+            return output
+        scaled.append(layer)
+        return found  # The next layers get the rescaled output.
 
     with ExitStack() as hooks:
         for layer in layers:
-            hooks.enter_context(layer.register_forward_hook(rescale))
+            hooks.enter_context(layer.register_forward_hook(rescale, with_kwargs=True))
         _run_once(model, inputs)
+    return scaled
 
 
 def _run_once(model: nn.Module, inputs: Inputs) -> None:
