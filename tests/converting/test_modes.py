@@ -215,3 +215,26 @@ def test_a_symbolic_trace_does_not_lose_the_scalar():
         torch.fx.symbolic_trace(convert(net(Gated), X).model)
     plain = convert(net(Plain), X, alpha=0.5).model
     torch.testing.assert_close(torch.fx.symbolic_trace(plain)(X), plain(X))
+
+
+class TwoStreams(nn.Module):
+    """As in a graph transformer: without its norms the sum of both streams becomes a residual add itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 6)
+        self.norms = nn.ModuleList(nn.LayerNorm(6) for _ in range(3))
+
+    def forward(self, x):
+        one = self.norms[0](x + self.first(x))
+        two = self.norms[1](x + F.gelu(self.second(x)))
+        both = one + two
+        return self.norms[2](both + self.last(both))
+
+
+def test_an_add_that_appears_without_the_norms_is_not_taken_for_another_block():
+    with pytest.warns(UserWarning, match=r"from the start, unlike SkipInit's: 0#3 \(50%\)"):
+        conversion = convert(nn.Sequential(TwoStreams(), nn.Linear(6, 3)), X)
+    assert (conversion.num_blocks, conversion.left) == (3, ())
+    assert len(scalars(conversion.model)) == 3
+    assert torch.equal(conversion.model[0](X), 2 * X)

@@ -153,6 +153,23 @@ def has_loop(blocks: Sequence[Block]) -> bool:
     return len(layers) > len({path for path, _ in layers})
 
 
+def match_blocks(blocks: Sequence[Block], adds: Sequence[ResidualAdd]) -> list[Block | None]:
+    """Which block each add of the converted model is: the next one of its module with the same layers.
+
+    Names do not tell: without norms a model may have further adds, and in training layers may be dropped.
+    """
+    shared = {name for block in blocks for name in block.add.parameters}
+    shared &= {name for add in adds for name in add.parameters}
+
+    def layers(add: ResidualAdd) -> tuple[str, frozenset[str]]:
+        return add.module, frozenset(shared.intersection(add.parameters))
+
+    waiting: defaultdict[tuple[str, frozenset[str]], list[Block]] = defaultdict(list)
+    for block in reversed(blocks):
+        waiting[layers(block.add)].append(block)
+    return [waiting[layers(add)].pop() if waiting[layers(add)] else None for add in adds]
+
+
 _HOLDS_ENTRIES = (Kind.INPUT, Kind.SHIFT, Kind.OTHER)
 
 

@@ -19,6 +19,7 @@ from ..errors import ConfigError, SkipinitError
 from ..probing.balance import ProbeReport
 from ..probing.forward import Inputs, check_model, check_values, copy_model, example_inputs
 from ..probing.measure import measure_with_outputs
+from .branches import match_blocks
 from .changes import Conversion
 from .first_signal import start_outputs, start_raw_inputs, start_streams
 from .flow import Flow, find_flow
@@ -305,14 +306,17 @@ def _remarks_on_blocks(surgery: Surgery, after: ProbeReport) -> Iterator[str]:
 
 def _contributing_at_start(surgery: Surgery, after: ProbeReport) -> dict[str, str]:
     """The blocks whose branch is not zero at the start, with what it contributes."""
-    chosen = {block.add.name for block in surgery.chosen}
-    rows = [row for row in after.rows if row.branch_share and row.name in chosen]
-    found = {row.name: f"{row.branch_share:.0%}" for row in rows}
-    known = {block.add.name for block in surgery.flow.blocks}
-    for name in surgery.contributing:
-        if name not in known and name.partition("#")[0] in surgery.selection:
+    found = {}
+    for add, block, row in zip(
+        after.adds, match_blocks(surgery.flow.blocks, after.adds), after.rows, strict=False
+    ):
+        chosen = block in surgery.chosen if block is not None else add.module in surgery.selection
+        if chosen and row.branch_share:
+            found[row.name] = f"{row.branch_share:.0%}"
+    for name in surgery.in_training:
+        if name.partition("#")[0] in surgery.selection:
             found[name] = "in training"
-    if after.first_nonfinite in chosen:
+    if after.first_nonfinite is not None and after.first_nonfinite.partition("#")[0] in surgery.selection:
         found[after.first_nonfinite] = "NaN or infinity"
     return found
 

@@ -7,7 +7,7 @@ contribute. Where one does, the surgery is done again on a fresh copy, with the 
 from __future__ import annotations
 
 import copy
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ from ..nets.layers import LINEAR_MAPS, is_linear_map
 from ..probing.adds import BRANCH_SCALAR
 from ..probing.forward import Inputs
 from ..probing.measure import measure
-from .branches import Block
+from .branches import Block, match_blocks
 from .changes import Change
 from .extensions import (
     BiasedInput,
@@ -57,7 +57,7 @@ def operate(prepared: nn.Module, flow: Flow, plan: Plan, selection: Selection, i
         surgery = Surgery(copy.deepcopy(prepared), flow, plan, selection, corrections)
         surgery.run()
         try:
-            surgery.contributing = _contributing_at_zero(surgery.model, inputs, flow)
+            surgery.contributing, surgery.in_training = _contributing_at_zero(surgery.model, inputs, flow)
         except ConfigError as error:
             if isinstance(error.__cause__, AttributeError) and not corrections.stand_ins:
                 corrections.stand_ins = True  # The forward reads a norm's weight.
@@ -76,20 +76,27 @@ def operate(prepared: nn.Module, flow: Flow, plan: Plan, selection: Selection, i
 
 
 @torch.no_grad()
-def _contributing_at_zero(model: nn.Module, inputs: Inputs, flow: Flow) -> set[str]:
-    """The blocks whose branch adds something in one of the passes even when every scalar is 0."""
-    contributing, names = set[str](), defaultdict[tuple[str, tuple[str, ...]], set[str]](set)
+def _contributing_at_zero(model: nn.Module, inputs: Inputs, flow: Flow) -> tuple[set[str], set[str]]:
+    """The blocks whose branch adds something in one of the passes even when every scalar is 0.
+
+    And the adds that do so in training, where the model has them in training alone.
+    """
+    contributing, in_training = set[str](), set[str]()
+    everywhere: set[tuple[str, tuple[str, ...]]] = set()
     for run in flow.passes:
         with run.prepared(model), branch_scalars_at(0.0, model):
             report = measure(model, inputs, run.mode)
-        for add, row in zip(report.adds, report.rows, strict=True):
-            block = add.module, add.parameters
+        found = zip(report.adds, match_blocks(flow.blocks, report.adds), report.rows, strict=True)
+        for add, block, row in found:
             if run is WHOLE:
-                names[block].add(add.name)
-            if row.branch_variance != 0:
-                # Where layers are dropped, the next block has the number of the one that is missing.
-                contributing |= {add.name} if run is WHOLE else names.get(block, {add.name})
-    return contributing
+                everywhere.add((add.module, add.parameters))
+            if row.branch_variance == 0:
+                continue
+            if block is not None:
+                contributing.add(block.add.name)
+            elif (add.module, add.parameters) not in everywhere:
+                in_training.add(add.name)
+    return contributing, in_training
 
 
 @contextmanager
@@ -117,6 +124,8 @@ class Surgery:
         self.model, self.flow, self.plan, self.selection = model, flow, plan, selection
         self.contributing: set[str] = set()
         """The blocks whose branch contributes although every scalar is 0."""
+        self.in_training: set[str] = set()
+        """Adds that the model has in training alone, and whose branch contributes there."""
         self.remarks: list[str] = []
         """What the user is to be warned of."""
         self.changes: list[Change] = []
