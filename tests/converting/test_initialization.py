@@ -70,6 +70,16 @@ def test_weights_that_cannot_be_set_are_refused(wrap):
     torch.testing.assert_close(kept.eval()(IMAGES), kept[1:](IMAGES))
 
 
+def test_what_removes_an_older_weight_norm_is_named():
+    with pytest.warns(FutureWarning):
+        model = net(nn.utils.weight_norm)
+    with pytest.raises(ConfigError, match=r"^0.conv: a hook .*; use torch.nn.utils.remove_weight_norm, "):
+        convert(model, IMAGES)
+    for layer in (model[0].conv, model[1].conv, model[-1]):
+        nn.utils.remove_weight_norm(layer)
+    assert convert(model, IMAGES).num_norms == 2
+
+
 @pytest.mark.parametrize("wrap", [parametrizations.weight_norm, parametrizations.spectral_norm])
 def test_weights_that_cannot_be_zero_are_refused(wrap):
     with pytest.raises(ConfigError, match=r"takes no zero weight.*or scheme='skipinit'"):

@@ -152,7 +152,8 @@ def _check_drawable(name: str, layer: nn.Module, plan: Plan, zero: bool) -> None
     if "weight" in layer._parameters:
         return
     if not is_parametrized(layer, "weight"):
-        reason, remove = "a hook computes its weight", "torch.nn.utils.remove_spectral_norm or prune.remove"
+        reason = "a hook computes its weight"
+        remove = "torch.nn.utils.remove_weight_norm, remove_spectral_norm or prune.remove"
     elif zero or not _takes_values(layer):
         reason = f"its parametrization takes no {'zero' if zero else 'drawn'} weight"
         remove = "torch.nn.utils.parametrize.remove_parametrizations"
