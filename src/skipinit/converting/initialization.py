@@ -91,14 +91,14 @@ class _Rules:
 
 
 def _find_rules(model: nn.Module, selection: Selection, flow: Flow) -> _Rules:
-    rules = _Rules()
+    rules, embeddings = _Rules(), _embedding_weights(model)
     for name, module in model.named_modules():
         only_norm = is_norm(module) and name not in flow.more_than_norms
         if name not in selection or only_norm or "parametrizations" in name.split("."):
             continue
         rule = _own_rule(module)
         if is_linear_map(module):
-            if not is_tied(module, model):
+            if id(module._parameters.get("weight")) not in embeddings:
                 rules.maps[name] = module
         elif rule is not None and list(module.parameters(recurse=False)):
             rules.own[name] = rule
@@ -142,9 +142,12 @@ def _apply(rule: Callable[[], Any], name: str, module: nn.Module) -> None:
 
 def is_tied(layer: nn.Module, model: nn.Module) -> bool:
     """Whether the layer shares its weight with an embedding."""
-    weight = layer._parameters.get("weight")
-    tables = (module for module in model.modules() if isinstance(module, nn.Embedding))
-    return weight is not None and any(table.weight is weight for table in tables)
+    return id(layer._parameters.get("weight")) in _embedding_weights(model)
+
+
+def _embedding_weights(model: nn.Module) -> set[int]:
+    """The identities of the weights of embeddings."""
+    return {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
 
 
 def _check_drawable(name: str, layer: nn.Module, plan: Plan, zero: bool) -> None:
