@@ -207,9 +207,9 @@ def find_rate(
 
     Args:
         model: a network, such as `convert(...).model`.
-        batches: pairs of inputs and targets, such as a data loader; as many as `steps` are used, again from
-            the first if there are fewer. Inputs that are a tuple are arguments, those that are a dictionary
-            keyword arguments.
+        batches: pairs of inputs and targets, such as a data loader. The first `steps` are kept in memory; if
+            there are fewer, as in `itertools.islice(loader, 20)`, they are used again. Inputs that are a
+            tuple are arguments, those that are a dictionary keyword arguments.
         loss: a function of the model's output and the targets.
         steps: number of training steps at each rate.
         options: options of `recipe`, except `steps`; the warm-up is a fifth of the steps by default.
