@@ -36,3 +36,22 @@ def test_a_sum_of_skip_and_branch_is_written_in_any_way(name):
     block = model[0]
     expected = X + 0.5 * F.gelu(F.linear(X, block.layer.weight, block.layer.bias))
     torch.testing.assert_close(block(X), expected)
+
+
+class ToBeQuantized(nn.Module):
+    """As torchvision's quantizable models: a module of torch's package of quantized layers adds floats."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.layer = nn.LayerNorm(8), nn.Linear(8, 8)
+        self.sum = torch.ao.nn.quantized.FloatFunctional()
+
+    def forward(self, x):
+        return self.sum.add_relu(x, self.layer(self.norm(x)))
+
+
+def test_a_model_that_is_to_be_quantized_is_no_quantized_model():
+    model = convert(nn.Sequential(ToBeQuantized(), nn.Linear(8, 3)), X, alpha=0.5, strict=True).model
+    block = model[0]
+    expected = F.relu(X + 0.5 * F.linear(X, block.layer.weight, block.layer.bias))
+    torch.testing.assert_close(block(X), expected)

@@ -153,7 +153,9 @@ def _check_convertible(model: nn.Module) -> None:
     if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
         raise ConfigError(f"{name} wraps a model; convert its `.module`, then wrap the result")
     for path, module in model.named_modules():
-        if ".quantized" in type(module).__module__:
+        # `FloatFunctional` adds floating-point values, in a model that is to be quantized later.
+        floating = type(module).__name__.endswith("FloatFunctional")
+        if ".quantized" in type(module).__module__ and not floating:
             here = f"{name}: {path or 'the model itself'}"
             raise ConfigError(f"{here} is quantized; convert the floating-point model, then quantize that")
     check_values(model)
