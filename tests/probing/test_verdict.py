@@ -205,6 +205,37 @@ def test_a_variance_that_grows_on_does_not_settle(added, blocks):
     assert (growth.law, growth.rate) == ("linear", pytest.approx(added))
 
 
+class Doubling(nn.Module):
+    """x + W x, which doubles the variance."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(32, 32) / 32**0.5)
+
+    def forward(self, x):
+        return x + x @ self.weight
+
+
+@pytest.mark.parametrize("doubling_first", [True, False])
+@pytest.mark.parametrize(("doublings", "law"), [(10, "exponential"), (5, "linear")])
+def test_a_short_stage_that_explodes_is_not_overlooked(doubling_first, doublings, law):
+    """A longer stage, with norms, is on the other side of a layer. 16-fold growth over five blocks is not named."""
+    torch.manual_seed(0)
+    doubling = nn.Sequential(*(Doubling() for _ in range(doublings)))
+    between = nn.Sequential(nn.Linear(32, 32), nn.LayerNorm(32))
+    parts = [doubling, between, Normalized(12, nn.Identity())]
+    report = probe(nn.Sequential(*parts[:: 1 if doubling_first else -1]), torch.randn(256, 32))
+    growth = report.verdict.growth
+    if law == "linear":
+        assert (growth.law, growth.blocks) == (law, 12)
+        report.check()
+    else:
+        assert (growth.law, growth.blocks) == (law, doublings)
+        assert growth.rate == pytest.approx(2, rel=0.15)
+        (violation,) = broken(report).violations
+        assert violation.blocks == tuple(f"{0 if doubling_first else 2}.{block}" for block in range(10))
+
+
 class Scaled(nn.Module):
     def __init__(self, factor) -> None:
         super().__init__()

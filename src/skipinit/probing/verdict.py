@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from numbers import Real
@@ -22,6 +23,8 @@ BIASED_BELOW = 1 / 3
 """A typical branch share under this is a bias towards the identity; equal operands have 1/2."""
 EXPLODING_FROM = 1.2
 """Growth per block from which depth is limited: 1.2^100 is 10^8. From its inverse on the signal vanishes."""
+BEYOND_USE = 100.0
+"""An exponential change by more than this factor in all is named, in whichever run of blocks it is."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +51,7 @@ def judge(report: ProbeReport) -> Verdict:
         return Verdict(None, None, None, Growth("unknown", None, 0), _explain_no_rows(report))
     share = median(row.branch_share for row in rows)
     worst = max(rows, key=lambda row: abs(row.branch_share - 0.5))
-    # Variance simply adds up only where no projection lies between the blocks.
-    longest = max(stages(report.adds), key=len)
-    growth = fit_growth([rows[i].skip_variance for i in longest], [rows[i].branch_variance for i in longest])
+    _, growth = _telling_run(report)
     doubtful = [add.name for add in report.adds if add.doubt]
     sentences = [
         _say_bias(share),
@@ -63,6 +64,27 @@ def judge(report: ProbeReport) -> Verdict:
     if report.first_nonfinite:
         sentences.insert(0, f"NaN or infinity first appears in {report.first_nonfinite}; rows end before it.")
     return Verdict(share < BIASED_BELOW, share, worst.name, growth, "\n".join(sentences))
+
+
+def _telling_run(report: ProbeReport) -> tuple[list[int], Growth]:
+    """The blocks in a row that the verdict is about, and their growth.
+
+    Variance simply adds up only where no projection lies between the blocks. So that is the longest such run,
+    unless a shorter one changes the signal beyond use.
+    """
+    rows = report.rows
+    fits = [
+        (run, fit_growth([rows[i].skip_variance for i in run], [rows[i].branch_variance for i in run]))
+        for run in stages(report.adds)
+    ]
+    return max([fit for fit in fits if _limits_depth(fit[1])] or fits, key=lambda fit: len(fit[0]))
+
+
+def _limits_depth(growth: Growth) -> bool:
+    if growth.law != "exponential" or growth.rate is None:
+        return False
+    rate = abs(math.log(growth.rate))
+    return rate >= math.log(EXPLODING_FROM) and rate * (growth.blocks - 1) > math.log(BEYOND_USE)
 
 
 def _explain_no_rows(report: ProbeReport) -> str:
@@ -228,7 +250,7 @@ def _check_share(report: ProbeReport, low: float, high: float) -> Iterator[Viola
 
 
 def _check_growth(report: ProbeReport, allowed: Law) -> Iterator[Violation]:
-    found = report.verdict.growth
+    run, found = _telling_run(report)
     # Slow exponentials look like lines: the verdict warns from the same rate on.
     rate = found.rate or 1.0
     slow = found.law == "exponential" and 1 / EXPLODING_FROM < rate < EXPLODING_FROM
@@ -236,7 +258,6 @@ def _check_growth(report: ProbeReport, allowed: Law) -> Iterator[Violation]:
     order: tuple[str, ...] = ("unknown", "constant", "settling", "linear", "exponential")
     if order.index(law) > order.index(allowed):
         change = "settles" if found.law == "settling" else f"changes {found.law}ly"
-        run = max(stages(report.adds), key=len)
         first, last = report.rows[run[0]], report.rows[run[-1]]
         yield Violation(
             "growth",
