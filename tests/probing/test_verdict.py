@@ -205,6 +205,30 @@ def test_a_variance_that_grows_on_does_not_settle(added, blocks):
     assert (growth.law, growth.rate) == ("linear", pytest.approx(added))
 
 
+def test_what_an_activation_takes_once_does_not_vanish():
+    """relu(x + 0 f(x)): the first ReLU leaves 1/2 - 1/(2 pi) of a Gaussian's variance, later ones all."""
+    model = Normalized(5, torch.relu)
+    for block in model.blocks:
+        nn.init.zeros_(block[1].weight)
+    report = probe(model, torch.Size([4096, 32]))
+    growth = report.verdict.growth
+    assert (growth.law, growth.blocks) == ("settling", 5)
+    assert growth.rate == pytest.approx(1 / 2 - 1 / (2 * math.pi), rel=0.02)
+    assert "vanishes" not in report.verdict.text
+    assert fit_growth([1.0, 50.0, 51.0, 49.0, 50.0]).law == "settling"
+
+
+@pytest.mark.parametrize("rate", [0.5, 0.8, 1.25, 2.0])
+@pytest.mark.parametrize("blocks", [3, 4, 5, 10, 40, 200])
+@pytest.mark.parametrize("small", [False, True])
+def test_an_exponential_does_not_settle(rate, blocks, small):
+    """(1 + alpha^2) a block, or a factor on the skip and branches that add nothing."""
+    variances = [rate**block for block in range(blocks)]
+    branches = [1e-6 * v if small or rate < 1 else (rate - 1) * v for v in variances]
+    growth = fit_growth(variances, branches)
+    assert (growth.law, growth.rate, growth.blocks) == ("exponential", pytest.approx(rate), blocks)
+
+
 class Doubling(nn.Module):
     """x + W x, which doubles the variance."""
 
@@ -219,7 +243,7 @@ class Doubling(nn.Module):
 @pytest.mark.parametrize("doubling_first", [True, False])
 @pytest.mark.parametrize(("doublings", "law"), [(10, "exponential"), (5, "linear")])
 def test_a_short_stage_that_explodes_is_not_overlooked(doubling_first, doublings, law):
-    """A longer stage, with norms, is on the other side of a layer. 16-fold growth over five blocks is not named."""
+    """A longer stage, with norms, is on the other side of a layer. 16-fold growth is not named."""
     torch.manual_seed(0)
     doubling = nn.Sequential(*(Doubling() for _ in range(doublings)))
     between = nn.Sequential(nn.Linear(32, 32), nn.LayerNorm(32))

@@ -14,6 +14,9 @@ CONSTANT_WITHIN = 1.25
 SETTLES_ABOVE = 0.01
 """A variance that falls by less than this factor in all, or to no less than this, does not vanish."""
 
+SETTLED_BELOW = 0.1
+"""A variance settles at once if the later half of its blocks changes it by less than this fraction."""
+
 
 @dataclass(frozen=True)
 class Growth:
@@ -32,7 +35,7 @@ def fit_growth(variances: Sequence[float], branches: Sequence[float] = ()) -> Gr
     So a factor too much and a factor too little weigh the same, at any size. Fewer than three blocks, or a
     variance of zero, tell nothing. Where branches of a constant variance explain the growth, it is linear,
     however the few blocks of a small network look. Where each block keeps less than its sum and such branches
-    make up for it, the variance settles.
+    make up for it, or where only the first blocks change it, the variance settles.
     """
     count = len(variances)
     if count < 3 or min(variances) <= 0:
@@ -51,6 +54,8 @@ def fit_growth(variances: Sequence[float], branches: Sequence[float] = ()) -> Gr
     if _add_up(variances, branches, slope):
         if (end := _levels_off_at(variances, branches, linear)) is not None:
             return Growth("settling", end, count)
+    elif (end := _jumps_to(variances)) is not None:
+        return Growth("settling", end, count)
     elif exponential < linear:
         return Growth("exponential", math.exp(slope), count)
     return Growth("linear", step, count)
@@ -80,7 +85,7 @@ def _settles_at(variances: Sequence[float], branches: Sequence[float], slope: fl
     if min(branches, default=0.0) <= 0 or _log_slope(branches) < slope / 2:
         return None
     level = _level(median(_kept(variances, branches)), branches)
-    return level if SETTLES_ABOVE * min(variances[0], 1) < level < math.inf else None
+    return level if level < math.inf and _is_signal(level, variances[0]) else None
 
 
 def _levels_off_at(variances: Sequence[float], branches: Sequence[float], linear: float) -> float | None:
@@ -95,6 +100,19 @@ def _levels_off_at(variances: Sequence[float], branches: Sequence[float], linear
     level = _level(kept, branches)
     near = max(shares) < 1 and level <= CONSTANT_WITHIN * variances[-1]
     return level if near and _error(map(math.log, course), variances) < linear else None
+
+
+def _jumps_to(variances: Sequence[float]) -> float | None:
+    """The level of a variance that the first blocks change, as an activation may, and later ones hardly."""
+    logs = [math.log(v) for v in variances]
+    later = logs[(len(logs) - 1) // 2 :]
+    level = math.exp(median(later))
+    settled = max(later) - min(later) < SETTLED_BELOW * abs(logs[-1] - logs[0])
+    return level if settled and _is_signal(level, variances[0]) else None
+
+
+def _is_signal(level: float, first: float) -> bool:
+    return level > SETTLES_ABOVE * min(first, 1)
 
 
 def _kept(variances: Sequence[float], branches: Sequence[float]) -> list[float]:
