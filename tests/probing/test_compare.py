@@ -124,6 +124,13 @@ def test_a_falling_variance_does_not_grow(text):
     assert text in str(check)
 
 
+def test_slow_growth_that_goes_far_is_no_power():
+    """From 20 to 60 blocks the variance grows by 1.15^40 = 268."""
+    check = depth_check(lambda depth: Chain(depth, lambda x, _: x * 1.15**0.5), [20, 40, 60], VECTORS)
+    assert check.law == "exponential"
+    assert "grows exponentially, 1.15-fold a block" in str(check)
+
+
 def test_weights_come_from_the_seed_alone():
     torch.manual_seed(5)
     state = torch.get_rng_state()

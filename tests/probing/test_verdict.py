@@ -260,6 +260,31 @@ def test_a_short_stage_that_explodes_is_not_overlooked(doubling_first, doublings
         assert violation.blocks == tuple(f"{0 if doubling_first else 2}.{block}" for block in range(10))
 
 
+@pytest.mark.parametrize(("rate", "blocks", "breaks"), [(1.15, 20, False), (1.15, 60, True), (0.9, 60, True)])
+def test_slow_growth_that_goes_far_breaks_the_rule(rate, blocks, breaks):
+    """a (x + b W x) multiplies the variance by a^2 (1 + b^2) a block: 14-, 3800- and 1/500-fold in all."""
+    torch.manual_seed(0)
+    branch = 0.3
+    kept = (rate / (1 + branch**2)) ** 0.5
+
+    def run(m, x):
+        for weight in m.weights:
+            x = kept * x + kept * branch * (x @ weight)
+        return x
+
+    model = Function(run)
+    model.weights = nn.ParameterList(torch.randn(64, 64) / 8 for _ in range(blocks))
+    report = probe(model, torch.randn(256, 64))
+    growth = report.verdict.growth
+    assert (growth.law, growth.rate) == ("exponential", pytest.approx(rate, rel=0.02))
+    assert ("Advice: none" in report.verdict.text) is not breaks
+    assert "at any depth" not in report.verdict.text
+    if breaks:
+        assert broken(report).violations[0].rule == "growth"
+    else:
+        report.check()
+
+
 class Scaled(nn.Module):
     def __init__(self, factor) -> None:
         super().__init__()

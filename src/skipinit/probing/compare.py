@@ -22,7 +22,7 @@ from .balance import ProbeReport, ProbeRow, mean_report
 from .forward import Inputs, preserve_generators
 from .measure import Loss, measure, probe
 from .rendering import align, csv_text, format_known, percent, shorten_names, table_html, without_nonfinite
-from .verdict import EXPLODING_FROM
+from .verdict import BEYOND_USE, EXPLODING_FROM
 
 _DOUBLING = 2**0.25
 """A quantity that changes by less than this factor when the depth doubles counts as constant."""
@@ -330,8 +330,10 @@ def _fit(check: DepthCheck) -> tuple[Literal["constant", "power", "exponential",
     rate, rate_error = _slope([float(n) for n, _ in known], logs)
     if abs(power) * math.log(2) < math.log(_DOUBLING):
         return "constant", power
-    # Slow exponentials look like powers: the verdict of a probe warns from the same rate on.
-    if power_error <= rate_error or abs(rate) < math.log(EXPLODING_FROM):
+    # Slow exponentials look like powers: the verdict of a probe warns of the same ones.
+    whole = abs(rate) * (max(n for n, _ in known) - min(n for n, _ in known))
+    slow = abs(rate) < math.log(EXPLODING_FROM) and whole <= math.log(BEYOND_USE)
+    if power_error <= rate_error or slow:
         return "power", power
     return "exponential", math.exp(rate)
 

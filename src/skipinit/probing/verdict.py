@@ -24,7 +24,7 @@ BIASED_BELOW = 1 / 3
 EXPLODING_FROM = 1.2
 """Growth per block from which depth is limited: 1.2^100 is 10^8. From its inverse on the signal vanishes."""
 BEYOND_USE = 100.0
-"""An exponential change by more than this factor in all is named, in whichever run of blocks it is."""
+"""An exponential change by more than this factor in all limits depth, however slow, in whichever stage."""
 
 
 @dataclass(frozen=True)
@@ -77,14 +77,21 @@ def _telling_run(report: ProbeReport) -> tuple[list[int], Growth]:
         (run, fit_growth([rows[i].skip_variance for i in run], [rows[i].branch_variance for i in run]))
         for run in stages(report.adds)
     ]
-    return max([fit for fit in fits if _limits_depth(fit[1])] or fits, key=lambda fit: len(fit[0]))
+    return max([fit for fit in fits if _is_beyond_use(fit[1])] or fits, key=lambda fit: len(fit[0]))
+
+
+def _is_beyond_use(growth: Growth) -> bool:
+    return abs(math.log(_rate(growth))) * (growth.blocks - 1) > math.log(BEYOND_USE)
 
 
 def _limits_depth(growth: Growth) -> bool:
-    if growth.law != "exponential" or growth.rate is None:
-        return False
-    rate = abs(math.log(growth.rate))
-    return rate >= math.log(EXPLODING_FROM) and rate * (growth.blocks - 1) > math.log(BEYOND_USE)
+    """Whether the signal explodes or vanishes: much in each block, or much in all."""
+    return max(_rate(growth), 1 / _rate(growth)) >= EXPLODING_FROM or _is_beyond_use(growth)
+
+
+def _rate(growth: Growth) -> float:
+    """The factor per block; 1 if the growth is not exponential."""
+    return growth.rate if growth.law == "exponential" and growth.rate else 1.0
 
 
 def _explain_no_rows(report: ProbeReport) -> str:
@@ -144,7 +151,8 @@ def _say_theory(prediction: Prediction | None, rows: Sequence[ProbeRow]) -> str:
 
 
 def _advise(report: ProbeReport, growth: Growth, share: float) -> str:
-    exploding = growth.law == "exponential" and (growth.rate or 0) >= EXPLODING_FROM
+    limited = _limits_depth(growth)
+    exploding = limited and _rate(growth) > 1
     if exploding and share == 0:
         return (
             "Advice: the branches contribute nothing yet, so the variance changes on the skip path: look at "
@@ -157,13 +165,14 @@ def _advise(report: ProbeReport, growth: Growth, share: float) -> str:
             f"1/sqrt({blocks}) = {blocks**-0.5:.2g}, or normalize it; without either, deep networks do not "
             "train."
         )
-    if growth.law == "exponential" and (growth.rate or 1) <= 1 / EXPLODING_FROM:
+    if limited:
         return (
             "Advice: the signal vanishes with depth; look at the factors, gates and layers on the skip path: "
             "a skip that is the identity keeps it."
         )
     if share < BIASED_BELOW:
-        return "Advice: none; blocks near the identity keep the signal, forward and backward, at any depth."
+        depth = "this depth" if growth.law == "exponential" else "any depth"
+        return f"Advice: none; blocks near the identity keep the signal, forward and backward, at {depth}."
     normalized = all(add.normalized for add in report.adds)
     shallow = report.num_blocks < 20
     if shallow and normalized and growth.law != "settling":
@@ -251,10 +260,8 @@ def _check_share(report: ProbeReport, low: float, high: float) -> Iterator[Viola
 
 def _check_growth(report: ProbeReport, allowed: Law) -> Iterator[Violation]:
     run, found = _telling_run(report)
-    # Slow exponentials look like lines: the verdict warns from the same rate on.
-    rate = found.rate or 1.0
-    slow = found.law == "exponential" and 1 / EXPLODING_FROM < rate < EXPLODING_FROM
-    law = "linear" if slow else found.law
+    # Slow exponentials look like lines: the verdict warns of the same ones.
+    law = "linear" if found.law == "exponential" and not _limits_depth(found) else found.law
     order: tuple[str, ...] = ("unknown", "constant", "settling", "linear", "exponential")
     if order.index(law) > order.index(allowed):
         change = "settles" if found.law == "settling" else f"changes {found.law}ly"
