@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -52,10 +53,12 @@ def _free_port() -> int:
 
 def _train(config: TrainConfig, out: Path, size: int = 2, looks: int | None = None) -> list[int]:
     """Exit codes of `size` processes training one run."""
+    return _start(_work, size, config, out, looks)
+
+
+def _start(work: Callable[..., None], size: int, *arguments: Any) -> list[int]:
     port = _free_port()
-    processes = [
-        PROCESSES.Process(target=_work, args=(rank, size, port, config, out, looks)) for rank in range(size)
-    ]
+    processes = [PROCESSES.Process(target=work, args=(rank, size, port, *arguments)) for rank in range(size)]
     for process in processes:
         process.start()
     for process in processes:
@@ -129,6 +132,31 @@ def test_the_statistics_of_a_test_batch_are_those_of_one_process(tmp_path: Path,
     assert _train(config, tmp_path / "two") == [0, 0]
     assert _train(config, tmp_path / "one", size=1) == [0]
     _assert_same_numbers(tmp_path / "two", tmp_path / "one")
+
+
+def _work_in_turn(rank: int, size: int, port: int, configs: Sequence[TrainConfig], out: Path) -> None:
+    for config in configs:
+        _work(rank, size, port, config, out / str(config.seed), None)
+        if rank == 0:
+            time.sleep(0.5)  # the other process is first at the next run
+
+
+def test_the_same_processes_train_one_run_after_the_other(tmp_path: Path) -> None:
+    configs = [replace(_config("batchnorm", epochs=1), seed=seed) for seed in range(2)]
+    assert _start(_work_in_turn, 2, configs, tmp_path / "two") == [0, 0]
+    assert _start(_work_in_turn, 1, configs, tmp_path / "one") == [0]
+    for config in configs:
+        _assert_same_numbers(tmp_path / "two" / str(config.seed), tmp_path / "one" / str(config.seed))
+
+
+def test_a_model_of_which_a_part_is_not_in_the_loss_is_refused(tmp_path: Path) -> None:
+    model = ModelConfig("support.own_models:with_an_unused_layer", "own", num_classes=10, in_channels=1)
+    config = replace(_config("skipinit", epochs=1), model=model)
+    assert _train(config, tmp_path / "two") == [2, 2]
+    for rank in range(2):
+        line = (tmp_path / f"two.error{rank}").read_text()
+        assert line.startswith(f"{model.name}: its loss does not depend on 0.unused.")
+    assert _train(config, tmp_path / "two", size=1) == [0]
 
 
 def test_stopped_within_an_epoch_two_processes_go_on_as_if_nothing_had_been(tmp_path: Path) -> None:

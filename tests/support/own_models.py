@@ -63,6 +63,13 @@ def plain_blocks() -> nn.Module:
     return nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), _Plain(), _Plain(), nn.Flatten(), nn.Linear(256, 10))
 
 
+def with_an_unused_layer() -> nn.Module:
+    """For digits, with parameters that no output depends on."""
+    model = straight()
+    model[0].unused = nn.Linear(3, 3)  # `nn.Flatten` does not call it
+    return model
+
+
 def normalized_blocks() -> nn.Module:
     """For digits, with torch's own batch norm: moving averages, a cumulative one, no scale and shift."""
     return nn.Sequential(

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from skipinit.errors import ConfigError
 from skipinit.nets.merges import GhostBatchNorm2d
+from skipinit.training import world as world_module
 from skipinit.training.world import RunningStatistics, World, open_world, share_statistics
 
 _CPU = torch.device("cpu")
@@ -229,8 +230,8 @@ def test_a_process_of_many_has_the_threads_of_one_alone(monkeypatch: pytest.Monk
         "MASTER_PORT": "1",
     }.items():
         monkeypatch.setenv(name, value)
-    for name in ("init_process_group", "destroy_process_group"):
-        monkeypatch.setattr(torch.distributed, name, lambda *_: None)
+    monkeypatch.setattr(world_module, "_join_group", lambda backend: None)
+    monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda: None)
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
     torch.set_num_threads(2)
     try:

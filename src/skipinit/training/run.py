@@ -156,8 +156,20 @@ class Run:
                 # Several processes average their gradients; the loss is divided by the global batch already.
                 (loss * self.world.size if self.world.size > 1 else loss).backward()
             losses.append(loss.detach())
+        if self.world.size > 1:
+            self._require_gradients()
         total: Tensor = functools.reduce(torch.add, losses)
         return total
+
+    def _require_gradients(self) -> None:
+        """Refuse a model of which a part is not in the loss: its gradients would not be exchanged."""
+        for name, parameter in self.model.named_parameters():
+            if parameter.requires_grad and parameter.grad is None:
+                raise ConfigError(
+                    f"{self.config.model.name}: its loss does not depend on {name}, and several processes "
+                    "exchange the gradients of all parameters; set its requires_grad to False, or train in "
+                    "one process"
+                )
 
     def _masks(self) -> Iterator[Tensor | None]:
         """The dropout masks of the micro-batches, drawn at once for the global batch."""

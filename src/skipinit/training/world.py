@@ -7,6 +7,7 @@ outputs and running averages of batch norm are those of one process.
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import time
 import warnings
@@ -143,7 +144,7 @@ def open_world(device_name: str) -> Iterator[World]:
         if size == 1:
             yield alone
             return
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        _join_group("nccl" if device.type == "cuda" else "gloo")
         try:
             yield World(device, dist.get_rank(), size)
         except BaseException:
@@ -162,6 +163,32 @@ def _count_processes(device: torch.device) -> int:
         lacks = f"there is no {missing[0]}" if size else "that is no number of processes"
         raise ConfigError(f"WORLD_SIZE is {given!r}, but {lacks}; start with torchrun, or unset WORLD_SIZE")
     return size
+
+
+def _join_group(backend: str) -> None:
+    """Meet the other processes, for a run that may not be the first that they train.
+
+    Each group has keys of its own: under those of an earlier group, a process that is ahead would find the
+    addresses at which the others were, and hang.
+    """
+    store, rank, size = _meeting_place()
+    store = dist.PrefixStore(f"run {next(_runs)}", store)  # type: ignore[attr-defined]
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size)
+
+
+@functools.cache
+def _meeting_place() -> tuple[Any, int, int]:
+    """The store that all processes reach, the rank of this one, and their number.
+
+    Kept until the process ends: without torchrun the first process is its server, and another may meet there
+    for the next run already.
+    """
+    found: tuple[Any, int, int] = next(dist.rendezvous("env://"))  # type: ignore[attr-defined]
+    return found
+
+
+_runs = itertools.count()
+"""The groups that this process has joined. All processes train the same runs in the same order."""
 
 
 def leave_group() -> None:
