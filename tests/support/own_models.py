@@ -63,6 +63,17 @@ def plain_blocks() -> nn.Module:
     return nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), _Plain(), _Plain(), nn.Flatten(), nn.Linear(256, 10))
 
 
+class ComplexNet(SmallNet):
+    """With a complex factor, as of a Fourier layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.ones((), dtype=torch.complex64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.factor * super().forward(x)).real
+
+
 def with_an_unused_layer() -> nn.Module:
     """For digits, with parameters that no output depends on."""
     model = straight()

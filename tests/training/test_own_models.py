@@ -265,6 +265,7 @@ REFUSED = {
     "for 2 images its model returns (2, 2); it must return logits (N, 3)": "support.own_models:two_classes",
     "its model is scripted; it must be the Python module": "support.own_models:scripted",
     "its model has no parameter that can be trained": "support.own_models:frozen",
+    "its parameter factor is complex; parameters must be real numbers": "support.own_models:ComplexNet",
     "_extra_state of its state is no tensor": "support.own_models:stateful",
     "is a SmallNet; it must be a function that returns a model": "support.own_models:module",
     "is a Tensor; it must be a function that returns a model": "support.own_models:number",

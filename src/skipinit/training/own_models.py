@@ -74,6 +74,9 @@ def _check_classifier(model: nn.Module, path: str, shape: tuple[int, int, int], 
         raise ConfigError(f"{path}: for 2 images its model returns {tuple(logits.shape)}; {wanted}")
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ConfigError(f"{path}: its model has no parameter that can be trained")
+    for name, parameter in model.named_parameters():
+        if parameter.is_complex():  # torch's fused update, which a CUDA graph can hold, has none for them
+            raise ConfigError(f"{path}: its parameter {name} is complex; parameters must be real numbers")
     for name, value in model.state_dict().items():
         if not isinstance(value, Tensor):
             raise ConfigError(
