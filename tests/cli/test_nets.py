@@ -111,6 +111,7 @@ def test_describe_counts_what_the_equations_say(capsys: Printed, monkeypatch: py
         (["describe", f"wrn16_{10**20}"], "is not known"),
         (["train", "fc_linear", "--data", "gaussian"], "fc_linear is a theory network"),
         (["models", "vgg*"], "no listed model matches"),
+        (["clams", "results"], "command 'clams' is not known; did you mean claims?"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_two(arguments: list[str], says: str, capsys: Printed) -> None:
@@ -122,11 +123,21 @@ def test_a_mistake_is_one_line_and_exit_code_two(arguments: list[str], says: str
     assert printed.err.count("\n") == 1
 
 
-def test_an_unknown_command_or_flag_is_a_usage_error() -> None:
-    for arguments in (["build"], ["describe", "wrn16_2", "--colour", "red"], ["describe"]):
+def test_an_unknown_flag_is_a_usage_error_explained_by_the_commands_own_flags(capsys: Printed) -> None:
+    mistakes = (
+        ["--colour"],
+        ["describe", "wrn16_2", "--colour", "red"],
+        ["describe"],
+        ["claims", "--jsn", "x"],
+    )
+    for arguments in mistakes:
         with pytest.raises(SystemExit) as caught:
             main(arguments)
         assert caught.value.code == 2
+    shown = capsys.readouterr().err.rpartition("Unrecognized options: --jsn")[2]
+    assert "--json" in shown
+    assert "skipinit claims --help" in shown
+    assert "describe" not in shown
 
 
 def test_flags_cover_every_option_and_every_axis() -> None:

@@ -104,7 +104,7 @@ def test_evidence_is_in_numbers() -> None:
     failing = published() | {Place("table1", "skipinit", 1000): result("test_accuracy", None)}
     found = CLAIMS["skipinit-trains-at-any-depth"].check(MeasurementSet(failing))
     assert found.state == "does not hold"
-    assert found.words.startswith("Table 1: skipinit failed at 15 rates from 2^-13 to 2^1 at depth 1000; ")
+    assert found.words.startswith("Table 1: skipinit failed at 15 rates from 2^-13 to 2^1 at depth 1000. As")
 
 
 def test_a_criterion_says_where_it_must_be_so() -> None:
@@ -151,7 +151,8 @@ def test_both_starts_of_skipinit_are_slightly_below_batch_norm() -> None:
 
 def test_findings_combine() -> None:
     good, bad, gone = decided(True, "good"), decided(False, "bad"), missing("one")
-    assert all_of([good, gone, bad]) == Finding("does not hold", "bad; good")
+    assert all_of([good, gone, bad]) == Finding("does not hold", "bad. As the paper says: good")
+    assert all_of([bad, gone]) == Finding("does not hold", "bad")
     assert all_of([good, gone, gone]) == Finding("not measured yet", "missing: one; good")
     assert all_of([good, good]) == Finding("holds", "good")
     one, two = (Finding("holds", words, "Table 1") for words in "ab")

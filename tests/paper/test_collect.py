@@ -80,15 +80,40 @@ def test_the_command_says_which_measurements_decide(
     names = ("table1", "table5")
     alike = trials("reduced", lambda _: (50.0, 0.5), names=names)
     write_store(tmp_path, (each for made in (trials("paper", names=names), alike) for each in shallow(made)))
-    monkeypatch.setenv("COLUMNS", "80")
     assert main(["claims", str(tmp_path)]) == 0
+    (line,) = [each for each in capsys.readouterr().out.splitlines() if "shallow networks more" in each]
+    assert (
+        line == "✓ 7    SkipInit, started at zero, often makes shallow networks more accurate, too. [paper]"
+    )
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "dumb")  # of 80 columns
+    assert main(["claims", str(tmp_path), "--evidence"]) == 0
     text = capsys.readouterr().out
-    assert not [line for line in text.splitlines() if line.endswith("-")], "names are not broken"
-    _, found = " ".join(text.split()).split("makes shallow networks more accurate, too. (section 7) ")
-    assert found.startswith("paper: holds. Table 1: ")
+    assert not [line for line in text.splitlines() if line.endswith(("d-", "t-"))], "names are not broken"
+    assert max(map(len, text.splitlines())) <= 80
+    _, found = " ".join(text.split()).split("makes shallow networks more accurate, too. ")
+    assert found.startswith(
+        "holds if: Table 1, depth 16: skipinit has a higher accuracy than skipinit alpha=1; "
+    )
+    assert " paper: holds. Table 1: " in found
     assert (
         "reduced (less faithful, does not decide): does not hold. With 40 of 200 epochs. Table 1: " in found
     )
+
+
+def test_an_open_claim_says_what_is_missing_in_each_set() -> None:
+    """All rates are alike in one set, so that the best may lie beyond; the other has depth 16 only."""
+    named = "batchnorm-rate-hardly-depends-on-depth"
+    whole, part = (trials(preset, names=("table1",)) for preset in ("reduced", "paper"))
+    collection = make_collection(whole, shallow(part))
+    assert collection.judge("batchnorm-trains-at-any-depth").missing == {}
+    found = collection.judge(named)
+    assert (found.state, found.evidence) == ("not measured yet", {})
+    beyond = "rates beyond 2^-2 for 16, the best so far and the end of the grid"
+    assert found.missing == {
+        "reduced": f"Table 1: batchnorm missing: {beyond}",
+        "paper": "missing: Table 1: batchnorm at depth 100, 1000",
+    }
 
 
 def test_reads_folders_and_exported_files(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 import skipinit
 from skipinit.cli import main
 from skipinit.errors import ConfigError, DataError
+from skipinit.paper.claims import CLAIMS
 from skipinit.paper.collect import collect, read_probed
 from skipinit.paper.exhibits import EXHIBITS
 from skipinit.paper.theory_figures import FIGURES, measure_probes
@@ -150,7 +151,14 @@ def test_every_table_and_figure_runs(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_claims_are_printed_by_what_was_found(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     measure_probes(["figure2a"], tmp_path, 0, "cpu", 1, progress=False)
     assert main(["claims", str(tmp_path)]) == 0
+    *lines, counts = capsys.readouterr().out.splitlines()
+    assert counts == f"not measured yet: {len(CLAIMS) - 2}, holds: 2, does not hold: 0"
+    assert len(lines) == len(CLAIMS) + 2, "a line for each, and two headings"
+    doubles = "✓ 2.1  Without normalization the variance on the skip path doubles from block to block."
+    assert (
+        lines.index("not measured yet") < lines.index("holds") < lines.index(f"{doubles} [at initialization]")
+    )
+    assert main(["claims", str(tmp_path), "--evidence"]) == 0
     text = capsys.readouterr().out
-    assert text.index("does not hold: 0") < text.index("holds: 2") < text.index("not measured yet: ")
     assert "  at initialization: holds. skip_variance against 2^(l-1): off by " in text
     assert "  needs Table 1: batchnorm at depth 16, 100, 1000" in text

@@ -302,7 +302,7 @@ def test_below_is_so_in_every_row() -> None:
 
 def test_one_contradiction_refutes_and_what_is_missing_leaves_open() -> None:
     no, yes, open_still = decided(False, "no"), decided(True, "yes"), missing("a cell")
-    assert all_of([open_still, yes, no]) == decided(False, "no; yes")
+    assert all_of([open_still, yes, no]) == decided(False, "no. As the paper says: yes")
     assert all_of([yes, open_still]) == dataclasses.replace(open_still, words="missing: a cell; yes")
     assert all_of([yes, yes]) == yes
 

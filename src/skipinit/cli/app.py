@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import tyro
 from tyro.extras import SubcommandApp
 
-from ..errors import need
+from ..errors import need, unknown_name
 from . import convert, demo, nets, probe, reproduce, store, train
 
 _DESCRIPTION = "Build, probe, convert and train residual networks with or without batch norm."
+_STORE = "Merge, export and import the results of sweeps."
 
 _COMMANDS = (
     demo.demo,
@@ -30,29 +31,38 @@ _COMMANDS = (
     reproduce.report,
 )
 _LIBRARY = {"models", "schemes", "describe", "probe", "convert"}
-_LABORATORY = {"store", *(command.__name__ for command in _COMMANDS)} - _LIBRARY
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Parse the arguments, run the command and return its exit code."""
-    app, stores = SubcommandApp(), SubcommandApp()
-    for command in _COMMANDS:
-        # The overview shows only the first line of each docstring.
-        app.command(help=_summary(command) if arguments in (["--help"], ["-h"]) else None)(command)
+    """Parse the arguments, run the command and return its exit code.
+
+    Only the command that was asked for is parsed, so that a mistake is explained by its own options.
+    """
+    name, *rest = arguments
+    commands = {command.__name__: command for command in _COMMANDS}
+    stores, config = SubcommandApp(), (tyro.conf.FlagCreatePairsOff,)
     stores.command(store.merge)
     stores.command(store.export)
     stores.command(name="import")(store.import_)
-    app.command(stores, name="store", help="Merge, export and import the results of sweeps.")
-    if arguments[0] in _LABORATORY and not {"-h", "--help"} & {*arguments}:
-        need("lab", f"skipinit {arguments[0]}")
-    code = app.cli(
-        prog="skipinit",
-        description=_DESCRIPTION,
-        args=list(arguments),
-        config=(tyro.conf.FlagCreatePairsOff,),
-    )
+    if name.startswith("-"):
+        overview = SubcommandApp()
+        for command in _COMMANDS:
+            overview.command(help=_summary(command))(command)
+        overview.command(stores, name="store", help=_STORE)
+        code = overview.cli(prog="skipinit", description=_DESCRIPTION, args=list(arguments), config=config)
+        return int(code or 0)
+    if name not in (*commands, "store"):
+        raise unknown_name("command", name, [*commands, "store"])
+    prog = f"skipinit {name}"
+    if name not in _LIBRARY and not {"-h", "--help"} & {*rest}:
+        need("lab", prog)
+    if name == "store":
+        code = stores.cli(prog=prog, description=_STORE, args=rest, config=config)
+    else:
+        code = tyro.cli(commands[name], prog=prog, args=rest, config=config)
     return int(code or 0)
 
 
 def _summary(command: object) -> str:
+    """The first line of the docstring."""
     return (command.__doc__ or "").partition("\n")[0]

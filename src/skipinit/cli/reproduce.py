@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 import textwrap
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,9 +13,11 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from ..config import Precision
 from ..notation import duration_text, read_seconds
+from ..paper.claims.claim import ClaimState
 from ..paper.exhibits import EXHIBITS, METHODS
 from ..paper.presets import PRESETS
 from .flags import Count, Flag, Json, given
@@ -87,11 +91,20 @@ def reproduce(
     return exit_code(outcome)
 
 
-def claims(folders: Folders = (), json_: Json = False) -> None:
+def claims(
+    folders: Folders = (),
+    evidence: Annotated[bool, tyro.conf.arg(help_behavior_hint="")] = False,
+    json_: Json = False,
+) -> None:
     """Say which statements of the paper hold in the results, and which do not.
+
+    What does not hold stands last, with its numbers.
+    - After every other statement that was measured, in brackets: the preset that
+      decides it, see `skipinit reproduce --list`.
 
     Args:
         folders: Folders of `reproduce` or `sweep`, or files that `store export` wrote.
+        evidence: Show the rule and the numbers of every statement, or what it needs.
     """
     from ..paper.collect import claims as judge
 
@@ -99,31 +112,53 @@ def claims(folders: Folders = (), json_: Json = False) -> None:
     if json_:
         print(json.dumps([asdict(each) for each in judged], ensure_ascii=False))
         return
-    console = Console(highlight=False)
-    colors = {"does not hold": "bold red", "holds": "green", "not measured yet": "dim"}
-    for state, color in colors.items():
-        found = [each for each in judged if each.state == state]
-        console.print(f"[{color}]{state}: {len(found)}[/]")
-        for each in found:
-            statement = f"{each.statement} (section {each.section})"
-            console.print(_indented(statement, 2, console.width), markup=False)
-            for text in _evidence(each) or [f"needs {each.needs}"]:
-                console.print(_indented(text, 4, console.width), style="dim", markup=False)
+    console = Console(highlight=False, soft_wrap=True)
+    width = console.width if console.is_terminal else sys.maxsize  # for grep, a statement is one line
+    by_section = sorted(judged, key=lambda each: each.section)
+    found = {state: [each for each in by_section if each.state == state] for state in _STATES}
+    for state, (mark, color) in _STATES.items():
+        if found[state]:
+            console.print(f"[bold {color}]{state}[/]")
+        for each in found[state]:
+            head = f"{mark} {each.section:<4} "
+            shown = [*_evidence(each, evidence)]
+            deciding = f" [{each.decided_by}]" if each.decided_by and not shown else ""
+            line = Text(_hanging(head, each.statement + deciding, width))
+            line.stylize(color, 0, len(mark))
+            console.print(line)
+            for text in shown:
+                console.print(_hanging(" " * len(head), text, width), style="dim", markup=False)
+    print(", ".join(f"{state}: {len(found[state])}" for state in _STATES))
 
 
-def _evidence(judged: JudgedClaim) -> list[str]:
-    """What each set of measurements says, the one that decides first."""
-    note = " (less faithful, does not decide)"
-    return [
-        f"{label}{'' if label == judged.decided_by else note}: {found.state}. {found.words}"
-        for label, found in reversed([*judged.evidence.items()])
-    ]
+_STATES: Mapping[ClaimState, tuple[str, str]] = {
+    "not measured yet": ("·", ""),
+    "holds": ("✓", "green"),
+    "does not hold": ("✗", "red"),
+}
+"""Their marks and colors; what matters most is last, where a terminal shows it."""
 
 
-def _indented(text: str, indent: int, width: int) -> str:
-    """The text in lines of that width, names such as `regularized-skipinit` whole."""
-    whole = textwrap.TextWrapper(width - indent, break_long_words=False, break_on_hyphens=False)
-    return textwrap.indent(whole.fill(text), " " * indent)
+def _evidence(judged: JudgedClaim, everything: bool) -> Iterator[str]:
+    """The rule, and what each set of measurements says, the one that decides first; or what contradicts."""
+    if everything:
+        yield f"holds if: {judged.criterion}"
+    for label, found in reversed([*judged.evidence.items()]):
+        decides = label == judged.decided_by
+        if everything or (decides and found.state == "does not hold"):
+            note = "" if decides else " (less faithful, does not decide)"
+            yield f"{label}{note}: {found.state}. {found.words}"
+    if everything and not judged.evidence:
+        parts = [f"{label}: {words}" for label, words in reversed([*judged.missing.items()])]
+        yield from parts or [f"needs {judged.needs}"]
+
+
+def _hanging(head: str, text: str, width: int) -> str:
+    """The text after its head, in lines of that width, names such as `regularized-skipinit` whole."""
+    return textwrap.fill(
+        text, width, initial_indent=head, subsequent_indent=" " * len(head),
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip
 
 
 def _print_list(device: str) -> None:

@@ -84,6 +84,8 @@ class JudgedClaim:
     """What the most faithful measurements say."""
     evidence: Mapping[str, Evidence]
     """By set of measurements, the most faithful last; sets that say nothing are left out."""
+    missing: Mapping[str, str]
+    """What is missing to decide it, by set of measurements that has a part of it; empty if it is decided."""
 
     @property
     def decided_by(self) -> str:
@@ -141,9 +143,15 @@ class Collection:
             for differs in [self.departures(label, claim)]
         }
         state = list(evidence.values())[-1].state if evidence else "not measured yet"
+        partly = {
+            label: each.words
+            for label, each in found.items()
+            if any(cell.exhibit.name in claim.exhibits for cell in self.sets.get(label, ()))
+        }
         return JudgedClaim(
-            name, claim.section, claim.statement, claim.criterion, claim.needs, state, evidence
-        )
+            name, claim.section, claim.statement, claim.criterion, claim.needs, state, evidence,
+            missing={} if evidence else partly,
+        )  # fmt: skip
 
     def departures(self, label: str, claim: Claim) -> str:
         """What was not as in the paper in the measurements of a set that a claim reads; empty if nothing."""

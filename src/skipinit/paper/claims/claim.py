@@ -42,13 +42,18 @@ def missing(*what: str) -> Finding:
 def all_of(findings: Iterable[Finding]) -> Finding:
     """One contradiction refutes, whatever is missing; otherwise what is missing leaves it open.
 
-    The findings that decide come first.
+    Where something contradicts, what does not stands apart.
     """
-    order: tuple[ClaimState, ...] = ("does not hold", "not measured yet", "holds")
-    ranked = sorted(findings, key=lambda each: order.index(each.state))
-    state = ranked[0].state
-    named = [each for each in ranked if state != "does not hold" or each.state != "not measured yet"]
-    return Finding(state, by_place((each.where, each.words) for each in named))
+    by_state: defaultdict[ClaimState, list[tuple[str, str]]] = defaultdict(list)
+    for each in findings:
+        by_state[each.state].append((each.where, each.words))
+    agreeing = by_state["holds"]
+    if against := by_state["does not hold"]:
+        apart = f". As the paper says: {by_place(agreeing)}" if agreeing else ""
+        return Finding("does not hold", by_place(against) + apart)
+    if gone := by_state["not measured yet"]:
+        return Finding("not measured yet", by_place(gone + agreeing))
+    return Finding("holds", by_place(agreeing))
 
 
 def by_place(sayings: Iterable[tuple[str, str]]) -> str:

@@ -43,7 +43,8 @@ def _along(
         cut = reading.series(measurements)
         for method, series in cut.items():
             if len(series) < fewest:
-                return [missing(*replace(reading, methods=(method,)).needs)]
+                lacking = at if isinstance(at, Span) else tuple(point for point in at if point not in series)
+                return [missing(*replace(reading, methods=(method,), at=lacking).needs)]
             if found := still_open({f"{method} at {point}": each for point, each in series.items()}):
                 return [found]
         return [replace(decide(*cut.values()), where=reading.panel)]
