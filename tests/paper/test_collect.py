@@ -131,6 +131,11 @@ def test_a_folder_without_results_is_refused(tmp_path: Path) -> None:
     write_store(tmp_path / "empty", iter(()))
     with pytest.raises(DataError, match="no results yet; train some with `skipinit reproduce --out"):
         collect([tmp_path / "empty"])
+    made = trials("smoke", names=("table1",))
+    failed = (replace(each, state="failed", last=None) for each in made)
+    write_store(tmp_path / "failed", failed)
+    with pytest.raises(DataError, match="failed: 6 trials, but no results yet; see `skipinit status`"):
+        collect([tmp_path / "failed"])
 
 
 def test_a_damaged_measurement_is_named(tmp_path: Path) -> None:

@@ -214,6 +214,7 @@ def test_far_from_unstable() -> None:
         ({64: 93.0, 128: 94.0, 256: 92.0}, "does not hold", "does not hold"),
         ({64: 94.0, 128: 93.8, 256: None}, "holds", "holds"),
         ({64: 94.0, 128: 93.0, 256: None}, "does not hold", "holds"),
+        ({64: None, 128: None, 256: None}, "does not hold", "does not hold"),
         ({64: 94.0, 128: 94.0}, "not measured yet", "not measured yet"),
     ],
 )

@@ -100,6 +100,26 @@ def test_who_trains_and_who_fails_is_compared_under_every_preset(preset: str) ->
         assert found == Comparison(agreement, agreement, words)
 
 
+def test_a_network_that_fails_at_a_rate_of_no_consequence_is_open() -> None:
+    """Any network fails at one absurd rate; Table 1 has batch norm best at 2^-1, Table 2 prints no rates."""
+
+    def found(exhibit: str, at: int, *exponents: int) -> Comparison:
+        made = trials("paper", lambda _: None, names=(exhibit,))
+        rates = {2.0**exponent for exponent in exponents}
+        few = make_collection(each for each in made if each.config.lr in rates)
+        return comparison(few, exhibit, "batchnorm", at)
+
+    words = "failed at 2 rates from 2^1 to 2^2; too few rates to say"
+    assert found("table1", 16, 1, 2) == Comparison("open", "open", words)
+    assert found("table2", 256, 2) == Comparison("open", "open", "failed at rate 2^2; too few rates to say")
+    for exhibit, at, exponents in (
+        ("table1", 16, [-1]),
+        ("table1", 16, [0, 1, 2]),
+        ("table2", 256, [0, 1, 2]),
+    ):
+        assert found(exhibit, at, *exponents).words == "fails; in the paper it trains"
+
+
 def test_a_reduced_number_is_open_however_near_or_far_it_is() -> None:
     for value, words in ((41.4, "-51.9 points, 40 of 200 epochs"), (93.3, "+0.0 points, 40 of 200 epochs")):
         found = comparison(collection_of(value, preset="reduced"), "table1", "skipinit", 16)

@@ -17,6 +17,7 @@ from typing import Any
 
 from ..config import Precision, TrainConfig
 from ..errors import ConfigError, DataError, system_errors_explained
+from ..notation import count_text
 from ..sweeping.exchange import Entry, entries, read_results
 from ..sweeping.store import FILE, open_store
 from ..training.records import EpochRecord, Trial
@@ -202,6 +203,10 @@ def collect(folders: str | Path | Iterable[str | Path]) -> Collection:
     trials = tuple(trial for trial, _ in found.values())
     if not measured and not any(trial.has_result for trial in trials):
         where = " ".join(map(str, places))
+        if trials:
+            raise DataError(
+                f"{where}: {count_text(len(trials), 'trial')}, but no results yet; see `skipinit status`"
+            )
         raise DataError(f"{where}: no results yet; train some with `skipinit reproduce --out {where}`")
     curves = {id: curve for id, (_, curve) in found.items()}
     # Of several measurements of a figure, the one of most networks, which scatters least.
