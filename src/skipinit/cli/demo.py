@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _TABLE = EXHIBITS["table1"]
 _NEXT = """What to try next:
-  skipinit probe wrn100_2 --scheme none          see the variance double in each block
+  skipinit probe wrn100_2 --scheme none          see the variance grow from block to block
   skipinit train wrn16_2 --data digits           train a network of your choice
   skipinit reproduce --list                      every table and figure of the paper"""
 

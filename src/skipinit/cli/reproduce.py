@@ -99,8 +99,8 @@ def claims(
     """Say which statements of the paper hold in the results, and which do not.
 
     What does not hold stands last, with its numbers.
-    - After every other statement that was measured, in brackets: the preset that
-      decides it, see `skipinit reproduce --list`.
+    - In brackets: the preset of `skipinit reproduce` whose numbers decide, or
+      `at initialization` where nothing is trained.
 
     Args:
         folders: Folders of `reproduce` or `sweep`, or files that `store export` wrote.
