@@ -181,6 +181,8 @@ def test_links_lead_somewhere(path: Path) -> None:
             file, _, heading = target.partition("#")
             found = path.parent / file if file else path
             assert found.exists(), target
+            docs = ROOT / "docs"
+            assert docs not in path.parents or found.resolve().is_relative_to(docs), "the site has only docs/"
             headings = (
                 re.findall(r"^#+ (.*)$", found.read_text(encoding="utf-8"), re.MULTILINE) if heading else []
             )
