@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -19,11 +20,13 @@ from skipinit.config import TrainConfig
 from skipinit.errors import ConfigError, SkipinitError
 from skipinit.sweeping import engine, trainer
 from skipinit.sweeping.engine import Outcome, run_sweep
+from skipinit.sweeping.exchange import entries, merge
 from skipinit.sweeping.grid import Grid
 from skipinit.sweeping.single import train
 from skipinit.sweeping.store import Writer, open_store, open_writer
+from skipinit.training.control import Stop
 from skipinit.training.protocol import identity
-from skipinit.training.records import Trial
+from skipinit.training.records import Event, Recorded, Trial
 from skipinit.training.run import Run
 from support.runs import DIVERGING, SMALL, SMALL_BATCHNORM, StopAfter
 
@@ -187,6 +190,27 @@ def test_a_run_killed_between_its_last_checkpoint_and_its_result_gets_it(
     else:
         assert _sweep([SMALL], tmp_path) == Outcome(1, 0, 0)
     assert [epoch["epoch"] for epoch in _curve(tmp_path, SMALL)] == [1, 2]
+
+
+def test_a_checkpoint_that_is_ahead_of_the_store_brings_its_epochs(tmp_path: Path) -> None:
+    """As in a copy of the folder whose files were read one after the other while the sweep ran."""
+    config, copy = replace(SMALL, batch_size=512, epochs=4), tmp_path / "copy"
+    stop = Stop()
+
+    def watch(event: Event) -> None:
+        if isinstance(event, Recorded):
+            ((_, epoch),) = event.epochs
+            if epoch.epoch == 1:
+                with open_store(tmp_path / "a") as store, open_writer(copy) as writer:
+                    merge(writer, entries(store))
+            stop.signal = signal.SIGTERM if epoch.epoch == 3 else None
+
+    _sweep([config], tmp_path / "a", checkpoint_seconds=0, stop=stop, observer=watch)
+    shutil.copytree(tmp_path / "a/checkpoints", copy / "checkpoints")
+    assert len(_curve(copy, config)) == 1
+    assert _sweep([config], copy) == Outcome(1, 0, 0)
+    assert _sweep([config], tmp_path / "undisturbed") == Outcome(1, 0, 0)
+    assert _curve(copy, config) == _curve(tmp_path / "undisturbed", config)
 
 
 def test_a_damaged_checkpoint_costs_the_head_start_only(tmp_path: Path) -> None:

@@ -8,13 +8,23 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from skipinit.config import ModelConfig, TrainConfig
 from skipinit.errors import DataError, SkipinitError
 from skipinit.provenance import Provenance
-from skipinit.sweeping.exchange import Entry, Merged, entries, export_results, merge, read_results
+from skipinit.sweeping.exchange import (
+    Entry,
+    Merged,
+    entries,
+    export_results,
+    merge,
+    merge_sweep,
+    read_results,
+)
 from skipinit.sweeping.grid import expand
 from skipinit.sweeping.store import open_store, open_writer
+from skipinit.training.checkpoint import Checkpoints
 from skipinit.training.protocol import identity, settle
 from skipinit.training.records import EpochRecord
 
@@ -88,6 +98,45 @@ def test_pieces_become_one(tmp_path: Path) -> None:
     assert merged(tmp_path / "all", tmp_path / "b") == Merged(added=1, kept=1)
     assert merged(tmp_path / "all", tmp_path / "b") == Merged(kept=2)
     assert contents(tmp_path / "all") == [*a, b[1]]
+
+
+def checkpoint(folder: Path, config: TrainConfig, step: int) -> Path:
+    """A checkpoint file with only what a merge reads."""
+    path = Checkpoints(folder).path(identity(config))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    run = {"step": step, "records": []}
+    torch.save({"format": "skipinit checkpoint", "version": 2, "run": run, "seconds": 0.0}, path)
+    return path
+
+
+def test_a_sweep_brings_the_checkpoints_of_unfinished_trials_that_are_further(tmp_path: Path) -> None:
+    mine, theirs = tmp_path / "mine", tmp_path / "theirs"
+    for folder, states in [(mine, ("pending", "running", "finished")), (theirs, ("running",) * 4)]:
+        for config, state in zip((FIRST, SECOND, THIRD, FOURTH), states, strict=False):
+            run(folder, config, state)
+    kept = checkpoint(mine, FIRST, step=30)
+    checkpoint(mine, SECOND, step=10)
+    for config in (FIRST, SECOND, THIRD, FOURTH):
+        checkpoint(theirs, config, step=20)
+
+    def merged_sweep() -> Merged:
+        with open_store(theirs) as store, open_writer(mine) as writer:
+            return merge_sweep(writer, store)
+
+    assert merged_sweep() == Merged(added=1, updated=1, kept=2, checkpoints=2)
+    ours = Checkpoints(mine)
+    assert [ours.position(identity(config)) for config in (FIRST, SECOND, THIRD, FOURTH)] == [30, 20, 0, 20]
+    assert merged_sweep() == Merged(kept=4)
+    kept.write_bytes(kept.read_bytes()[:-100])  # a damaged one is no further than none
+    assert merged_sweep() == Merged(kept=4, checkpoints=1)
+
+
+def test_a_trial_that_finishes_while_it_is_copied_leaves_no_checkpoint(tmp_path: Path) -> None:
+    """Its checkpoint was copied, then the sweep recorded its result."""
+    checkpoint(tmp_path / "copy", FIRST, step=20)
+    run(tmp_path / "a", FIRST, "finished")
+    assert merged(tmp_path / "copy", tmp_path / "a") == Merged(added=1)
+    assert not list((tmp_path / "copy/checkpoints").iterdir())
 
 
 def test_results_that_disagree_are_named_and_the_first_stays(tmp_path: Path) -> None:

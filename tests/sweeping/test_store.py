@@ -88,7 +88,7 @@ def test_what_was_cut_off_waits_again_and_keeps_its_epochs(tmp_path: Path) -> No
         trial = writer.trial(id)
         assert trial is not None
         assert (trial.state, trial.epochs_done) == ("pending", 2)
-        writer.start(id, HERE, classes=10, epochs_done=1)  # where its checkpoint stands
+        writer.start(id, HERE, classes=10, curve=[measured(1)])  # where its checkpoint stands
         assert writer.curve(id) == [measured(1)]
 
 
@@ -192,7 +192,7 @@ def test_time_left_counts_failed_trials_that_are_tried_again(tmp_path: Path) -> 
         assert [trial.reason for trial in writer.trials()][:2] == ["out of memory"] * 2, "until it starts"
         trained = 0
         for id in raising:
-            writer.start(id, HERE, classes=10, epochs_done=1)
+            writer.start(id, HERE, classes=10, curve=[measured(1)])
             for epoch in range(2, 10):
                 writer.record([(id, measured(epoch))])
                 trained += 1

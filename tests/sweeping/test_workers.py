@@ -129,7 +129,7 @@ class _Mortal:
         for kind in kinds:
             ids = ids[:1] if "first" in kind else ids
             if "start" in kind:
-                yield from ((task, Started(id, Provenance.here("cpu"), 10, 0)) for id in ids)
+                yield from ((task, Started(id, Provenance.here("cpu"), 10)) for id in ids)
             else:
                 yield task, Recorded(tuple((id, _EPOCH) for id in ids))
         yield task, Lost("a worker", "killed") if dies else None
@@ -153,7 +153,7 @@ def _dispatch(pool: _Mortal, keeper: Keeper) -> None:
 
 def test_no_epoch_of_a_failed_trial_is_left_on_the_bar(keeper: Keeper) -> None:
     id = identity(SMALL)
-    keeper.take(Started(id, Provenance("a machine", "cpu", {}, None), 10, 0))
+    keeper.take(Started(id, Provenance("a machine", "cpu", {}, None), 10))
     keeper.take(Recorded(((id, _EPOCH),)))
     keeper.take(Failed(id, "it raised", "Traceback", 1.0))
     (task,) = keeper.bar.progress.tasks

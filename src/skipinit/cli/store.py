@@ -22,7 +22,7 @@ from ..config import ModelConfig, option_types
 from ..errors import ConfigError, printable
 from ..notation import count_text, duration_text, rate_text
 from ..probing.rendering import align
-from ..sweeping.exchange import Merged, entries, export_results
+from ..sweeping.exchange import Merged, export_results, merge_sweep
 from ..sweeping.exchange import merge as merge_into
 from ..sweeping.exchange import read_results as read_export
 from ..sweeping.grid import AXES
@@ -136,13 +136,14 @@ def _failure_lines(failures: Mapping[str, int]) -> list[str]:
 
 
 def merge(target: Annotated[Folder, tyro.conf.arg(metavar="INTO")], sources: Folders) -> None:
-    """Merge sweeps that were run in parts.
+    """Merge sweeps that were run in parts, or copy a sweep that runs.
 
     If sweeps share a trial, a result replaces a failure or an unfinished trial.
+    - Unfinished trials bring their checkpoints and resume from there.
 
     Args:
         target: Folder of the merged sweep; made if it does not exist.
-        sources: Folders of the sweeps to merge; they do not change.
+        sources: Folders of the sweeps to merge; they may be running, and do not change.
     """
     if not sources:
         raise ConfigError("no sweep to merge; give the folders to merge after INTO")
@@ -150,7 +151,7 @@ def merge(target: Annotated[Folder, tyro.conf.arg(metavar="INTO")], sources: Fol
         stores = [stack.enter_context(open_store(source)) for source in sources]
         writer = stack.enter_context(open_writer(target))
         for source, store in zip(sources, stores, strict=True):
-            _print_merged(source, merge_into(writer, entries(store), store.measurements))
+            _print_merged(source, merge_sweep(writer, store))
 
 
 def export(folder: Folder, file: File, curves: Flag = False) -> None:
@@ -180,7 +181,8 @@ def import_(folder: Folder, file: File) -> None:
 
 def _print_merged(source: Path, merged: Merged) -> None:
     added = count_text(merged.added, "trial")
-    print(f"{source}: {added} added, {merged.updated:,} updated, {merged.kept:,} already there")
+    checkpoints = f", {count_text(merged.checkpoints, 'checkpoint')}" if merged.checkpoints else ""
+    print(f"{source}: {added} added, {merged.updated:,} updated, {merged.kept:,} already there{checkpoints}")
     for id in merged.conflicts:
         print(f"{source}: trial {id} has another result here, which is kept", file=sys.stderr)
 

@@ -52,9 +52,9 @@ class Keeper:
     def take(self, event: Event) -> None:
         """Record an event, then call the observer."""
         match event:
-            case Started(id, provenance, classes, epochs_done):
-                self.writer.start(id, provenance, classes, epochs_done)
-                self._show(id, epochs_done)
+            case Started(id, provenance, classes, curve):
+                self.writer.start(id, provenance, classes, curve)
+                self._show(id, len(curve))
             case Recorded(epochs):
                 self.writer.record(epochs)
                 for id, epoch in epochs:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from ..config import to_dict
 from ..errors import DataError
@@ -25,10 +25,14 @@ from ..training.records import EpochRecord, Trial, is_gapless
 from .database import step_in
 from .store import Store, Writer
 
+if TYPE_CHECKING:
+    from ..training.checkpoint import Checkpoints
+
 FORMAT = 1
 _EPOCH_FIELDS = tuple(field.name for field in fields(EpochRecord))
 _TYPES = {kind: get_type_hints(kind) for kind in (EpochRecord, Trial)}
 _RANK = {"pending": 0, "running": 1, "failed": 2, "diverged": 3, "finished": 3}
+_RESULTS = ("finished", "diverged")
 Entry = tuple[Trial, Sequence[EpochRecord]]
 
 
@@ -41,6 +45,37 @@ class Merged:
     kept: int = 0
     conflicts: tuple[str, ...] = ()
     """Trials with two results that disagree; the store kept its own."""
+    checkpoints: int = 0
+    """Checkpoints of unfinished trials that were taken over."""
+
+
+def merge_sweep(writer: Writer, sweep: Store) -> Merged:
+    """Merge another sweep, which may be running: its checkpoints, its trials and their measurements.
+
+    The checkpoints come first, so that the trials are as far or further, as in the folder of a sweep.
+    """
+    checkpoints = _take_checkpoints(writer, sweep)
+    return replace(merge(writer, entries(sweep), sweep.measurements), checkpoints=checkpoints)
+
+
+def _take_checkpoints(writer: Writer, sweep: Store) -> int:
+    """Copy the checkpoints that are further than the writer's, of trials without a result."""
+    if not _has_checkpoints(sweep):
+        return 0
+    ours, theirs = _checkpoints(writer), _checkpoints(sweep)
+    states = {**sweep.states(), **{id: state for id, state in writer.states().items() if state in _RESULTS}}
+    return sum(ours.take(id, theirs) for id, state in states.items() if state not in _RESULTS)
+
+
+def _has_checkpoints(store: Store) -> bool:
+    return store.path.with_name("checkpoints").is_dir()
+
+
+def _checkpoints(store: Store) -> Checkpoints:
+    """The checkpoints beside a store. Imports torch, which takes seconds."""
+    from ..training.checkpoint import Checkpoints
+
+    return Checkpoints(store.path.parent)
 
 
 def merge(
@@ -61,6 +96,8 @@ def merge(
         # Read within the transaction that `put` writes in: a trial that comes twice meets itself.
         for trial, curve in source:
             mine = writer.trial(trial.id)
+            if trial.has_result and not (mine and mine.has_result):
+                overtaken.append(trial.id)
             if mine is None:
                 tally["added"] += 1
                 yield trial, curve
@@ -68,18 +105,14 @@ def merge(
                 conflicts.append(trial.id)
             elif (_RANK[trial.state], len(curve)) > (_RANK[mine.state], len(writer.curve(trial.id))):
                 tally["updated"] += 1
-                if trial.has_result and not mine.has_result:
-                    overtaken.append(trial.id)
                 yield trial, curve
             else:
                 tally["kept"] += 1
 
     writer.put(better(), measured)
-    if overtaken:
-        from ..training.checkpoint import Checkpoints  # torch comes with it
-
+    if overtaken and _has_checkpoints(writer):
         for id in overtaken:
-            Checkpoints(writer.path.parent).drop(id)
+            _checkpoints(writer).drop(id)
     return Merged(tally["added"], tally["updated"], tally["kept"], tuple(conflicts))
 
 

@@ -215,13 +215,13 @@ class _RunFiles:
     def take(self, event: Event) -> None:
         """Write what an event adds."""
         match event:
-            case Started(id, provenance, _, epochs_done):
+            case Started(id, provenance, _, curve):
                 content = {"config": to_dict(self.config), "began_on": asdict(provenance)}
                 if not (self.folder / RUN_CONFIG).exists():
                     write_whole(self.folder / RUN_CONFIG, lambda file: file.write(_line(content)))
-                _write_metrics(self.folder, self.writer.curve(id))
+                _write_metrics(self.folder, curve)
                 if self.tensorboard:
-                    self.events = _open_events(self.folder / "tensorboard", epochs_done)
+                    self.events = _open_events(self.folder / "tensorboard", len(curve))
             case Recorded(((_, record),)):
                 self._append(record)
             case Measured(_, measurements):

@@ -192,11 +192,15 @@ class Writer(Store):
             self._connection.executemany(_TRY_AGAIN, [(id,) for id, _ in rows])
             self._count_from_here()
 
-    def start(self, id: str, provenance: Provenance, classes: int, epochs_done: int = 0) -> None:
-        """The trial starts, or resumes from a checkpoint after `epochs_done`; later epochs are deleted."""
+    def start(self, id: str, provenance: Provenance, classes: int, curve: Iterable[EpochRecord] = ()) -> None:
+        """The trial starts, or resumes from a checkpoint, whose epochs replace those recorded.
+
+        The store is usually ahead of a checkpoint. In a copy of the folder it may be behind.
+        """
         with transaction(self._connection, self.path):
             key = self._key(id, ("pending", "running", "failed"))
-            self._connection.execute("DELETE FROM metrics WHERE trial = ? AND epoch > ?", (key, epochs_done))
+            self._connection.execute("DELETE FROM metrics WHERE trial = ?", (key,))
+            self._insert(key, curve)
             self._connection.execute(_START, (classes, _json(asdict(provenance)), utc_now(), key))
 
     def record(self, epochs: Iterable[tuple[str, EpochRecord]]) -> None:

@@ -17,7 +17,7 @@ import torch
 
 from ..config import TrainConfig
 from ..provenance import Provenance
-from ..training.checkpoint import RunState, pack_state, restore_run, unpack_if_whole
+from ..training.checkpoint import RunState, curve_in, pack_state, restore_run, unpack_if_whole
 from ..training.control import Stop
 from ..training.loop import make_executor, train_together
 from ..training.protocol import identity
@@ -251,10 +251,10 @@ class Reporter:
 
     def start(self, config: TrainConfig, place: Workplace, state: RunState | None, seconds: float) -> None:
         """A trial starts, or resumes from a state."""
-        epochs_done = 0 if state is None else len(state["records"])
+        curve = () if state is None else tuple(curve_in(state))
         classes = place.data(config.data).num_classes
         self.seconds[identity(config)] = seconds
-        self.emit(Started(identity(config), place.provenance, classes, epochs_done))
+        self.emit(Started(identity(config), place.provenance, classes, curve))
 
     def advanced(self, runs: Sequence[Run], position: int) -> None:
         """Nothing: only epochs are recorded."""

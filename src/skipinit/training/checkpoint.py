@@ -57,7 +57,12 @@ def restore_run(run: Run, state: RunState) -> None:
     _copy(state["momentum"], momentum_buffers(run.model, run.optimizer))
     run.step.fill_(state["step"])
     run.losses.copy_(state["losses"])
-    run.records = [EpochRecord(**record) for record in state["records"]]
+    run.records = curve_in(state)
+
+
+def curve_in(state: RunState) -> list[EpochRecord]:
+    """The epochs of a state."""
+    return [EpochRecord(**record) for record in state["records"]]
 
 
 def restore_network(model: nn.Module, state: RunState) -> None:
@@ -153,11 +158,23 @@ class Checkpoints:
 
     def read(self, id: str) -> bytes:
         """The bytes of the file; empty if there is none."""
-        return self.path(id).read_bytes() if self.path(id).exists() else b""
+        try:
+            return self.path(id).read_bytes()
+        except FileNotFoundError:
+            return b""
 
     def save(self, id: str, content: bytes) -> None:
         """Replace a trial's state."""
         write_whole(self.path(id), lambda file: file.write(content))
+
+    def take(self, id: str, others: Checkpoints) -> bool:
+        """Copy a trial's checkpoint from another folder if it is further than the one here: was it?"""
+        content = others.read(id)
+        state, _ = unpack_if_whole(io.BytesIO(content))
+        further = state is not None and int(state["step"]) > self.position(id)
+        if further:
+            self.save(id, content)
+        return further
 
     def drop(self, id: str) -> None:
         """The trial has its result."""

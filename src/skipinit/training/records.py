@@ -103,7 +103,13 @@ class Started:
     id: str
     provenance: Provenance
     classes: int
-    epochs_done: int
+    curve: tuple[EpochRecord, ...] = ()
+    """The epochs in the checkpoint."""
+
+    @property
+    def epochs_done(self) -> int:
+        """How many epochs it has trained."""
+        return len(self.curve)
 
 
 @dataclass(frozen=True)
