@@ -208,9 +208,17 @@ def _check_option(kind: type[Config], name: str, value: Any, owner: str) -> Any:
 
 def to_dict(config: Config) -> dict[str, Any]:
     """The fields that identify the config, as nested dictionaries for JSON."""
-    values = dataclasses.asdict(config)
-    kept = {field.name: values[field.name] for field in dataclasses.fields(config) if field.compare}
-    return json.loads(json.dumps(kept))  # type: ignore[no-any-return]
+    return {
+        field.name: _plain(getattr(config, field.name))
+        for field in dataclasses.fields(config)
+        if field.compare
+    }
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, ModelConfig):
+        return to_dict(value)
+    return list(value) if isinstance(value, tuple) else value
 
 
 def model_from_dict(fields: dict[str, Any]) -> ModelConfig:

@@ -120,6 +120,14 @@ def test_output_that_cannot_be_written_is_one_line() -> None:
         )
 
 
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_closed_streams_are_no_failure(closed: str) -> None:
+    for command, code in (("schemes", 0), ("describe wrn17_2", 2)):
+        shell = f"exec {sys.executable} -m skipinit {command} {closed}"
+        process = subprocess.run(["sh", "-c", shell], capture_output=True, text=True)
+        assert (process.returncode, "Traceback" in process.stderr) == (code, False), process.stderr
+
+
 @pytest.mark.skipif(sys.platform == "darwin", reason="its file system has only names that are Unicode")
 def test_a_folder_whose_name_is_not_unicode_is_used_like_any_other(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -29,6 +29,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     # times as long. A user who sets OMP_NUM_THREADS has free cores, where spinning is a little faster.
     if "OMP_NUM_THREADS" not in os.environ:
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # it was closed, as by `>&-`
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - until the process ends
     for stream in (sys.stdout, sys.stderr):  # file names may contain bytes that are not Unicode
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
