@@ -251,7 +251,8 @@ class Reporter:
 
     def start(self, config: TrainConfig, place: Workplace, state: RunState | None, seconds: float) -> None:
         """A trial starts, or resumes from a state."""
-        curve = () if state is None else tuple(curve_in(state))
+        # The run's last epoch is recorded with its result.
+        curve = () if state is None else tuple(curve_in(state)[: config.epochs - 1])
         classes = place.data(config.data).num_classes
         self.seconds[identity(config)] = seconds
         self.emit(Started(identity(config), place.provenance, classes, curve))

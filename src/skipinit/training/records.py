@@ -104,11 +104,11 @@ class Started:
     provenance: Provenance
     classes: int
     curve: tuple[EpochRecord, ...] = ()
-    """The epochs in the checkpoint."""
+    """The epochs in the checkpoint, but not the run's last: that one is recorded with the result."""
 
     @property
     def epochs_done(self) -> int:
-        """How many epochs it has trained."""
+        """How many epochs are recorded."""
         return len(self.curve)
 
 
