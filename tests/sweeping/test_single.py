@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 import torch
 
+from skipinit.cli import main
 from skipinit.config import ModelConfig, TrainConfig
 from skipinit.errors import ConfigError, DataError, SkipinitError
 from skipinit.files import writer_lock
@@ -344,6 +345,21 @@ def test_a_run_that_diverges_is_a_result_and_not_repeated(tmp_path: Path) -> Non
     assert _contents(tmp_path) == before
     with pytest.raises(DataError, match=rf"this run has no checkpoint; it diverged at step {result.step}$"):
         evaluate(tmp_path, device="cpu")
+
+
+def test_a_copy_of_a_run_goes_on_and_has_its_network_in_the_end(
+    finished: Path, stopped: Path, tmp_path: Path
+) -> None:
+    resumed, copy = tmp_path / "resumed", tmp_path / "copy"
+    for target in (resumed, copy):
+        assert main(["store", "merge", str(target), str(stopped)]) == 0
+    assert _train(_CONFIG, resumed).state == "finished"
+    assert evaluate(resumed, device="cpu") == evaluate(finished, device="cpu")
+    assert main(["store", "merge", str(copy), str(resumed)]) == 0
+    assert evaluate(copy, device="cpu") == evaluate(finished, device="cpu")
+    before = checkpoint(copy).read_bytes()
+    assert main(["store", "merge", str(copy), str(resumed)]) == 0
+    assert checkpoint(copy).read_bytes() == before
 
 
 def test_a_result_from_elsewhere_takes_the_checkpoint_of_the_unfinished_run_with_it(

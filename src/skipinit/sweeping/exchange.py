@@ -46,7 +46,7 @@ class Merged:
     conflicts: tuple[str, ...] = ()
     """Trials with two results that disagree; the store kept its own."""
     checkpoints: int = 0
-    """Checkpoints of unfinished trials that were taken over."""
+    """Checkpoints that were taken over, of trials that had no result here."""
 
 
 def merge_sweep(writer: Writer, sweep: Store) -> Merged:
@@ -54,17 +54,13 @@ def merge_sweep(writer: Writer, sweep: Store) -> Merged:
 
     The checkpoints come first, so that the trials are as far or further, as in the folder of a sweep.
     """
-    checkpoints = _take_checkpoints(writer, sweep)
-    return replace(merge(writer, entries(sweep), sweep.measurements), checkpoints=checkpoints)
-
-
-def _take_checkpoints(writer: Writer, sweep: Store) -> int:
-    """Copy the checkpoints that are further than the writer's, of trials without a result."""
-    if not _has_checkpoints(sweep):
-        return 0
-    ours, theirs = _checkpoints(writer), _checkpoints(sweep)
-    states = {**sweep.states(), **{id: state for id, state in writer.states().items() if state in _RESULTS}}
-    return sum(ours.take(id, theirs) for id, state in states.items() if state not in _RESULTS)
+    theirs = _checkpoints(sweep) if _has_checkpoints(sweep) else None
+    taken = 0
+    if theirs:
+        ours, states = _checkpoints(writer), writer.states()
+        unfinished = [id for id in theirs.ids() if states.get(id) not in _RESULTS]
+        taken = sum(ours.take(id, theirs) for id in unfinished)
+    return replace(merge(writer, entries(sweep), sweep.measurements, theirs), checkpoints=taken)
 
 
 def _has_checkpoints(store: Store) -> bool:
@@ -82,11 +78,13 @@ def merge(
     writer: Writer,
     source: Iterable[Entry],
     measured: Callable[[str], Iterable[Measurement]] = lambda id: (),
+    theirs: Checkpoints | None = None,
 ) -> Merged:
     """Take over the trials of `source` that are further, with their measurements; all of them or none.
 
     A result beats a failure beats running beats pending; among equals the longer curve wins. Of two results
-    that disagree the writer's stays, and is named. A trial that gets a result loses its checkpoint.
+    that disagree the writer's stays, and is named. A trial that gets a result loses its checkpoint, unless
+    `theirs` has one: a single run keeps its network.
     """
     tally: Counter[str] = Counter()
     conflicts: list[str] = []
@@ -110,9 +108,13 @@ def merge(
                 tally["kept"] += 1
 
     writer.put(better(), measured)
-    if overtaken and _has_checkpoints(writer):
+    if overtaken and (theirs or _has_checkpoints(writer)):
+        ours = _checkpoints(writer)
         for id in overtaken:
-            _checkpoints(writer).drop(id)
+            if theirs and theirs.path(id).exists():
+                ours.take(id, theirs)
+            else:
+                ours.drop(id)
     return Merged(tally["added"], tally["updated"], tally["kept"], tuple(conflicts))
 
 

@@ -86,7 +86,7 @@ def _newest(folder: Path) -> tuple[TrainConfig, RunState]:
     state, _ = Checkpoints(folder).load(trials[0].id)
     if state is None:
         reasons = {
-            "finished": "its result is here but not its network, which neither sweep, merge nor import keeps",
+            "finished": "its result is here but not its network, which neither a sweep nor an import keeps",
             "diverged": f"it diverged at step {trials[0].step}",
         }
         reason = reasons.get(trials[0].state, "a run writes one as it goes and when it ends")

@@ -151,6 +151,10 @@ class Checkpoints:
         path = self.path(id)
         return unpack_if_whole(path) if path.exists() else (None, 0.0)
 
+    def ids(self) -> set[str]:
+        """The trials that have a checkpoint."""
+        return {path.stem for path in self.folder.glob("*.pt")}
+
     def position(self, id: str) -> int:
         """Steps that a trial has taken."""
         state, _ = self.load_if_whole(id)
@@ -169,7 +173,7 @@ class Checkpoints:
 
     def take(self, id: str, others: Checkpoints) -> bool:
         """Copy a trial's checkpoint from another folder if it is further than the one here: was it?"""
-        content = others.read(id)
+        content = others.read(id)  # before it is looked at: another process may replace it
         state, _ = unpack_if_whole(io.BytesIO(content))
         further = state is not None and int(state["step"]) > self.position(id)
         if further:
