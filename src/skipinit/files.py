@@ -168,6 +168,8 @@ def holder(path: Path) -> Holder | None:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return _read(descriptor)
+    except OSError:  # a file system without locks, where `writer_lock` refuses every writer
+        return None
     else:
         return None
     finally:

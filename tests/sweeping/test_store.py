@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import re
@@ -131,6 +132,23 @@ def test_a_result_never_changes(tmp_path: Path) -> None:
         with pytest.raises(SkipinitError, match="is not in"):
             writer.start("0" * 16, HERE, classes=10)
         assert (writer.trials(), writer.curve(id)) == before
+
+
+def test_where_there_are_no_file_locks_a_sweep_can_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on some network disks, to which a folder was copied."""
+    record_trial(tmp_path, configs(1)[0])
+
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("skipinit.files.fcntl.flock", refuse)
+    with open_store(tmp_path) as store:
+        assert progress(store).counts["finished"] == 1
+        assert progress(store).writer is None
+    with pytest.raises(SkipinitError, match="no file locks"), open_writer(tmp_path):
+        pass
 
 
 def test_an_error_takes_the_whole_commit_back(tmp_path: Path) -> None:
