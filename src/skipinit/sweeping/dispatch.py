@@ -4,7 +4,8 @@ Workers are processes of this machine (`workers.py`) or of a Ray cluster (`clust
 checkpoints of its trials. If its worker is lost, it is sent again, with the newest checkpoints.
 
 The store is written before the checkpoint: after a kill, a trial resumes from its checkpoint, and the epochs
-after it are recorded again. A result is written once and never trained again.
+after it are recorded again. In a copy of the folder the checkpoint may be newer than the store; so it brings
+its epochs. A result is written once and never trained again.
 """
 
 from __future__ import annotations

@@ -193,10 +193,7 @@ class Writer(Store):
             self._count_from_here()
 
     def start(self, id: str, provenance: Provenance, classes: int, curve: Iterable[EpochRecord] = ()) -> None:
-        """The trial starts, or resumes from a checkpoint, whose epochs replace those recorded.
-
-        The store is usually ahead of a checkpoint. In a copy of the folder it may be behind.
-        """
+        """The trial starts, or resumes from a checkpoint, whose epochs, `curve`, replace those recorded."""
         with transaction(self._connection, self.path):
             key = self._key(id, ("pending", "running", "failed"))
             self._connection.execute("DELETE FROM metrics WHERE trial = ?", (key,))
