@@ -32,7 +32,7 @@ from skipinit.sweeping.store import open_store, open_writer
 from skipinit.sweeping.trained import evaluate, export
 from skipinit.sweeping.trainer import Workplace
 from skipinit.training.control import Stop
-from skipinit.training.protocol import make_train_config, settle
+from skipinit.training.protocol import identity, make_train_config, settle
 from skipinit.training.records import TrainResult
 from skipinit.training.run import Run
 from support.permissions import bound_by_permissions
@@ -360,6 +360,25 @@ def test_a_copy_of_a_run_goes_on_and_has_its_network_in_the_end(
     before = checkpoint(copy).read_bytes()
     assert main(["store", "merge", str(copy), str(resumed)]) == 0
     assert checkpoint(copy).read_bytes() == before
+
+
+def test_other_trials_cannot_join_a_run(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Else neither `train` nor `evaluate` could use its folder again."""
+    folder = shutil.copytree(finished, tmp_path / "run")
+    other, file = tmp_path / "other", tmp_path / "results.jsonl"
+    others = make_grid([replace(_CONFIG, seed=1)])
+    run_sweep(others, other, device="cpu", progress=False)
+    (other / "checkpoints").mkdir(exist_ok=True)
+    shutil.copy(checkpoint(finished), other / "checkpoints" / f"{identity(others.trials[0])}.pt")
+    assert main(["store", "export", str(other), str(file)]) == 0
+    for words in (["merge", str(folder), str(other)], ["import", str(folder), str(file)]):
+        assert main(["store", *words]) == 2
+        assert capsys.readouterr().err == (
+            f"skipinit: {folder} is the folder of a single run; choose another folder\n"
+        )
+    assert evaluate(folder, device="cpu") == evaluate(finished, device="cpu")
 
 
 def test_a_result_from_elsewhere_takes_the_checkpoint_of_the_unfinished_run_with_it(

@@ -24,8 +24,9 @@ from ..training.records import Emit
 from ..training.sources import open_data
 from ..training.world import find_device, open_device
 from .dispatch import Dispatcher, Keeper
+from .exchange import refuse_other_trials
 from .grid import Grid, expand, read_grid, split
-from .store import FILE, RUN_CONFIG, Store, open_store, open_writer
+from .store import FILE, Store, open_store, open_writer
 from .trainer import Options, Trainer, Workplace
 from .workers import Workers, workers_at_once
 
@@ -145,7 +146,9 @@ def run_sweep(
     stop = stop or Stop(time_limit)
     wanted = {identity(config): settle(config) for config in grid.trials}
     with ExitStack() as stack:
-        _refuse_run(wanted, out)
+        if (out / FILE).is_file():
+            with open_store(out) as store:
+                refuse_other_trials(store, wanted)
         train = stack.enter_context(_open_engine(engine, device))
         if engine == "local":
             _require(wanted, out)
@@ -162,15 +165,6 @@ def run_sweep(
     results = states["finished"] + states["diverged"]
     left = len(wanted) - results - states["failed"]
     return Outcome(results, states["failed"], left, interrupted=left > 0 and stop.signal is not None)
-
-
-def _refuse_run(wanted: Mapping[str, TrainConfig], out: Path) -> None:
-    """Refuse to add trials to the folder of a single run: `train` would refuse it from then on."""
-    if (out / FILE).is_file() and (out / RUN_CONFIG).exists():
-        with open_store(out) as store:
-            known = store.states()
-        if len(known) == 1 and not wanted.keys() <= known.keys():
-            raise ConfigError(f"{out} is the folder of a single run; choose another folder")
 
 
 def _owing(wanted: Mapping[str, TrainConfig], store: Store) -> list[TrainConfig]:

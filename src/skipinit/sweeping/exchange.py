@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from ..config import to_dict
-from ..errors import DataError
+from ..errors import ConfigError, DataError
 from ..files import read_whole, write_whole
 from ..notation import check_value
 from ..probing.history import Measurement
@@ -23,7 +23,7 @@ from ..provenance import Provenance
 from ..training.protocol import identity, settled_from_dict
 from ..training.records import EpochRecord, Trial, is_gapless
 from .database import step_in
-from .store import Store, Writer
+from .store import RUN_CONFIG, Store, Writer
 
 if TYPE_CHECKING:
     from ..training.checkpoint import Checkpoints
@@ -57,6 +57,7 @@ def merge_sweep(writer: Writer, sweep: Store) -> Merged:
     theirs = _checkpoints(sweep) if _has_checkpoints(sweep) else None
     taken = 0
     if theirs:
+        refuse_other_trials(writer, theirs.ids())
         ours, states = _checkpoints(writer), writer.states()
         unfinished = [id for id in theirs.ids() if states.get(id) not in _RESULTS]
         taken = sum(ours.take(id, theirs) for id in unfinished)
@@ -97,6 +98,7 @@ def merge(
             if trial.has_result and not (mine and mine.has_result):
                 overtaken.append(trial.id)
             if mine is None:
+                refuse_other_trials(writer, [trial.id])
                 tally["added"] += 1
                 yield trial, curve
             elif mine.has_result and trial.has_result and _result(mine) != _result(trial):
@@ -116,6 +118,14 @@ def merge(
             else:
                 ours.drop(id)
     return Merged(tally["added"], tally["updated"], tally["kept"], tuple(conflicts))
+
+
+def refuse_other_trials(store: Store, ids: Iterable[str]) -> None:
+    """Refuse to add trials to the folder of a single run: `train` would refuse it from then on."""
+    if store.path.with_name(RUN_CONFIG).exists():
+        known = store.states().keys()
+        if len(known) == 1 and not known >= set(ids):
+            raise ConfigError(f"{store.path.parent} is the folder of a single run; choose another folder")
 
 
 def _result(trial: Trial) -> tuple[object, ...]:
