@@ -90,6 +90,7 @@ KINDS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], object]]] = {
     "weights": (lambda root: root / "model" / "model.safetensors", read_model),
     "config": (lambda root: root / "model" / "config.json", read_model),
     "store": (lambda root: root / "run" / "sweep.sqlite", lambda path: skipinit.results(path.parent)),
+    "progress": (lambda root: root / "run" / "sweep.sqlite", lambda path: skipinit.status(path.parent)),
 }
 
 
@@ -116,6 +117,24 @@ def test_damage_is_named_or_harmless(kind: str, whole: Path, tmp_path: Path, tor
         assert "\n" not in line, f"seed {seed}: {line}"
         found += 1
     assert found >= tried // 2, "the damage is too mild to test anything"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE meta SET value = '2026-11-1?T00:58:16+00:00' WHERE name = 'session_started'",
+        "UPDATE meta SET value = '2026-11-16T00:58:16' WHERE name = 'session_started'",
+        "UPDATE meta SET value = x'00' WHERE name = 'session_epochs'",
+        "UPDATE meta SET name = 'session_epoch?' WHERE name = 'session_epochs'",
+    ],
+)
+def test_damage_to_the_times_of_a_session_is_named(change: str, whole: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(whole / "run", tmp_path / "run")
+    with closing(sqlite3.connect(folder / "sweep.sqlite", isolation_level=None)) as connection:
+        connection.execute(change)
+    with pytest.raises(SkipinitError, match="is damaged"):
+        skipinit.status(folder)
+    assert equal(skipinit.results(folder), skipinit.results(whole / "run"))
 
 
 def test_a_checkpoint_reads_the_same_from_memory(whole: Path) -> None:

@@ -14,6 +14,7 @@ from ..files import Holder
 from ..notation import rate_text
 from ..probing.history import WatchReport
 from ..training.records import STATES, Trial
+from .database import damaged
 from .grid import cell_key, flatten
 from .store import Store, open_store
 from .summary import METRICS, Cell, TrialResult, Trim, summarize
@@ -192,8 +193,12 @@ def progress(store: Store, now: datetime | None = None) -> Progress:
     counts: dict[str, int] = {state: tally[state].trials if state in tally else 0 for state in STATES}
     total = sum(each.epochs for each in tally.values())
     done = sum(each.done for each in tally.values())
-    elapsed = ((now or datetime.now(UTC)) - datetime.fromisoformat(meta["session_started"])).total_seconds()
-    recent = done - meta["session_epochs"]
+    try:
+        began = datetime.fromisoformat(meta["session_started"])
+        elapsed = ((now or datetime.now(UTC)) - began).total_seconds()
+        recent = done - meta["session_epochs"]
+    except (KeyError, TypeError, ValueError) as error:  # these rows have no checksum
+        raise damaged(store.path) from error
     known = writer and recent > 0 and elapsed > 0  # a clock can be set back
     left = (total - done) * elapsed / recent if known else None
     return Progress(
