@@ -163,13 +163,15 @@ class Run:
 
     def _require_gradients(self) -> None:
         """Refuse a model of which a part is not in the loss: its gradients would not be exchanged."""
-        for name, parameter in self.model.named_parameters():
-            if parameter.requires_grad and parameter.grad is None:
-                raise ConfigError(
-                    f"{self.config.model.name}: its loss does not depend on {name}, and several processes "
-                    "exchange the gradients of all parameters; set its requires_grad to False, or train in "
-                    "one process"
-                )
+        moved = (parameter for group in self.optimizer.param_groups for parameter in group["params"])
+        if all(parameter.grad is not None for parameter in moved if parameter.requires_grad):
+            return
+        unused = next(n for n, p in self.model.named_parameters() if p.requires_grad and p.grad is None)
+        raise ConfigError(
+            f"{self.config.model.name}: its loss does not depend on {unused}, and several processes "
+            "exchange the gradients of all parameters; set its requires_grad to False, or train in "
+            "one process"
+        )
 
     def _masks(self) -> Iterator[Tensor | None]:
         """The dropout masks of the micro-batches, drawn at once for the global batch."""
