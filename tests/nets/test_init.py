@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from skipinit import create_model
+from skipinit.nets import layers as init
 
 # --- the weights themselves ---------------------------------------------------------------------------
 
@@ -184,3 +185,11 @@ def test_a_seed_is_allowed_on_the_meta_device() -> None:
     assert {name: tensor.shape for name, tensor in model.state_dict().items()} == {
         name: tensor.shape for name, tensor in create_model("wrn10_1", scheme="skipinit").state_dict().items()
     }
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors:UserWarning")
+def test_a_layer_without_outputs_has_no_weights_to_draw() -> None:
+    """A squeeze by 8 of 4 channels, in a network that was made narrow to try it."""
+    layers = nn.Sequential(nn.Linear(4, 4 // 8), nn.Linear(4 // 8, 4))
+    init.he(layers)
+    assert torch.equal(layers(torch.ones(1, 4)), torch.zeros(1, 4))

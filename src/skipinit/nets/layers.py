@@ -77,7 +77,8 @@ def l2_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 def scale_normal(layer: Weighted | Transposed, gain: float, generator: torch.Generator | None) -> None:
     """w ~ N(0, gain / fan-in), b = 0."""
     with _weight_to_write(layer) as weight:
-        weight.normal_(0, math.sqrt(gain / _fan_in(layer)), generator=generator)
+        if weight.numel():  # A layer without outputs, as a narrow version of a network may have, has none.
+            weight.normal_(0, math.sqrt(gain / _fan_in(layer)), generator=generator)
     if layer.bias is not None:
         layer.bias.zero_()
 
