@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import pickle
 import re
+from itertools import accumulate
 
 import numpy as np
 import pytest
@@ -106,6 +107,14 @@ def test_normalized_branches_of_a_small_network_add_up_linearly():
     assert small.verdict.growth.law == deep.verdict.growth.law == "linear"
     small.check()
     assert "Advice: none; normalized branches add the same variance" in small.verdict.text
+
+
+@pytest.mark.parametrize(("branches", "law"), [([1.5] * 4, "linear"), ([1, 2, 4, 8], "exponential")])
+def test_a_first_branch_that_adds_nothing_does_not_hide_how_the_others_grow(branches, law):
+    """As in the FT-Transformer, whose first attention averages tokens and has no norm."""
+    branches = [0.001, *map(float, branches)]
+    variances = list(accumulate(branches[:-1], initial=1.0))
+    assert fit_growth(variances, branches).law == law
 
 
 def test_a_skip_that_grows_by_itself_is_not_blamed_on_normalized_branches():

@@ -75,14 +75,16 @@ def _add_up(variances: Sequence[float], branches: Sequence[float], slope: float)
     if slope <= 0 or min(branches, default=0.0) <= 0:
         return False
     steps = zip(pairwise(variances), branches, strict=False)
-    return _log_slope(branches) < slope / 2 and all(
+    # Weighted by its share of the sum: a branch that adds next to nothing does not show how branches grow.
+    shares = [branch / (v + branch) for v, branch in zip(variances, branches, strict=True)]
+    return _log_slope(branches, shares) < slope / 2 and all(
         math.sqrt(after) <= math.sqrt(before) + math.sqrt(branch) for (before, after), branch in steps
     )
 
 
 def _settles_at(variances: Sequence[float], branches: Sequence[float], slope: float) -> float | None:
     """Where a falling variance ends, because branches that do not fall along keep it up; None if nowhere."""
-    if min(branches, default=0.0) <= 0 or _log_slope(branches) < slope / 2:
+    if min(branches, default=0.0) <= 0 or _log_slope(branches, [1.0] * len(branches)) < slope / 2:
         return None
     level = _level(median(_kept(variances, branches)), branches)
     return level if level < math.inf and _is_signal(level, variances[0]) else None
@@ -126,8 +128,8 @@ def _level(kept: float, branches: Sequence[float]) -> float:
     return median(branches) * kept / (1 - kept) if kept < 1 else math.inf
 
 
-def _log_slope(values: Sequence[float]) -> float:
-    return _least_squares(range(len(values)), [math.log(v) for v in values], [1.0] * len(values))[1]
+def _log_slope(values: Sequence[float], weights: Sequence[float]) -> float:
+    return _least_squares(range(len(values)), [math.log(v) for v in values], weights)[1]
 
 
 def _least_squares(xs: Sequence[float], ys: Sequence[float], weights: Sequence[float]) -> tuple[float, float]:
