@@ -99,7 +99,7 @@ def probe(
         seed: Seed of the weights and of the batch.
         device: auto, cpu, cuda or cuda:N; auto is the GPU if there is one.
         networks: Networks that a figure averages over; 16 in figure5, 4 in figure2c, otherwise 1.
-        check: Exit with code 1 if NaN or infinity appears, or if the variance grows exponentially with depth.
+        check: Exit with code 1 if NaN or infinity appears, or if the signal explodes or vanishes with depth.
         plot: Write a plot to this .png, .svg or .pdf file; a figure is written as .png and .svg.
         all: Show all blocks and columns, not only the summary of a long network.
         csv_: Print CSV.

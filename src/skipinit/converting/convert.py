@@ -63,7 +63,7 @@ def convert(
     `keep_function` it computes what the given model computes in evaluation mode, to be fine-tuned: each batch
     norm is folded into the layer before it or becomes a scale and shift, and branch scalars start at 1.
 
-    A model that has no normalization, and explodes, gets the scalars that it lacks.
+    A model without normalization gets the scalars that it lacks.
 
     A warning names each branch that still contributes at the start, each norm that stayed, and each doubtful
     add.
