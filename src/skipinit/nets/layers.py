@@ -50,9 +50,9 @@ def weighted_layers(module: nn.Module) -> list[Weighted]:
 def l2_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters that get L2 regularization (weight decay), by name.
 
-    These are the weights of convolutions, dense, attention and recurrent layers. Biases, scale and shift of
-    norms, branch scalars and embeddings are left out, and a weight that is tied to an embedding. So are
-    parameters of all other layers: a matrix of experts looks like a table of positions.
+    These are the weights of convolutions, dense, attention and recurrent layers. Left out are biases, scale
+    and shift of norms, branch scalars, embeddings and weights tied to them, and the parameters of all other
+    layers: a matrix of experts looks like a table of positions.
 
     Args:
         model: any module.

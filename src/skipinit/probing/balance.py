@@ -183,8 +183,8 @@ class ProbeReport:
 
         Args:
             share: the range that every block's branch share must lie in.
-            growth: the fastest growth of the skip variance with depth that is allowed. Exponential growth of
-                less than 1.2-fold a block, and 100-fold in all, counts as linear.
+            growth: the fastest growth of the skip variance with depth that is allowed. An exponential change
+                of less than 1.2-fold a block, and at most 100-fold in all, counts as linear.
             finite: whether NaN and infinity are forbidden.
         """
         check_report(self, share, growth, finite)
