@@ -55,6 +55,9 @@ def blocks(text: str) -> list[Block]:
 
 def run(path: Path) -> None:
     """Run a tutorial and rewrite its outputs and pictures."""
+    import matplotlib
+
+    matplotlib.rcParams["svg.hashsalt"] = "skipinit"  # a picture that shows the same is the same file
     text, home = path.read_text(encoding="utf-8"), Path.cwd()
     found, program = blocks(text), ModuleType("tutorial")
     sys.modules[program.__name__] = program  # where pickle looks for the classes of the tutorial

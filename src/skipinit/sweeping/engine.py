@@ -99,7 +99,8 @@ def sweep(
 
     Args:
         axes: values by the name of their axis, each a list, one value, or text such as `2^-6..2^0`; or the
-            path of a TOML file. What is not given is the protocol's choice.
+            path of a TOML file. `model`, `data` and `lr` are needed; the rest is the protocol's choice if not
+            given.
         out: folder of the sweep.
         device: `auto`, `cpu`, `cuda` or `cuda:N`.
         engine: `local`, or `ray` for the cluster that RAY_ADDRESS names (extra `cluster`).
