@@ -142,6 +142,25 @@ def test_tied_weights_are_not_folded_twice():
     torch.testing.assert_close(converted.eval()(IMAGES.double()), model.eval()(IMAGES.double()))
 
 
+def test_layer_with_two_names_is_folded():
+    """nnU-Net's blocks have each layer as an attribute, and once more in the sequence that they run."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)
+            self.all_modules = nn.Sequential(self.conv, self.norm, nn.ReLU())
+
+        def forward(self, x):
+            return x + self.all_modules(x)
+
+    model = with_statistics(Net()).double()
+    converted = convert(model, IMAGES.double(), keep_function=True).model
+    assert not any(isinstance(module, ChannelAffine) for module in converted.modules())
+    assert converted.conv is converted.all_modules[0]
+    torch.testing.assert_close(converted.eval()(IMAGES.double()), model.eval()(IMAGES.double()))
+
+
 def test_regularized_keeps_the_function_and_drops_in_training():
     model = with_statistics(ResNet18())
     converted = convert(model, IMAGES, scheme="regularized-skipinit", dropout=0.5, keep_function=True).model

@@ -237,6 +237,24 @@ def test_norms_of_ones_own():
         convert(model, X, strict=True)
 
 
+class StandardizesInputs(nn.Module):
+    """As Demucs and forecasters do; the whole model is no norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+
+    def forward(self, x):
+        x = (x - x.mean(-1, keepdim=True)) / x.std(-1, keepdim=True)
+        return x + self.layer(x)
+
+
+def test_model_that_normalizes_its_inputs_is_not_said_to_be_a_norm():
+    with pytest.warns(UserWarning, match="StandardizesInputs normalizes inside its own forward, beside"):
+        conversion = convert(StandardizesInputs(), X)
+    assert "nothing but a norm" not in str(conversion.left)
+
+
 class MyRMSNorm(RootMeanSquare):
     """A norm whose name says so."""
 

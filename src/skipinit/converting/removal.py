@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ..errors import ConfigError, SkipinitError
 from ..nets.blocks import ScalarBias
-from ..nets.layers import CONVOLUTIONS_AND_DENSE
+from ..nets.layers import CONVOLUTIONS_AND_DENSE, is_linear_map
 from ..probing.forward import copy_model
 from ..probing.tensors import tensors_in
 from .changes import Change
@@ -64,7 +64,8 @@ class NormRemoval:
             for norm in (*block.add.branch_norms, *block.add.skip_norms, *block.add.shared_norms)
         }
         self.unscaled = {norm for norm, block in self.blocks.items() if block in unscaled}
-        self.uses = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
+        # By modules, not by names: a layer may have several, as nnU-Net's `conv` is also `all_modules.0`.
+        self.uses = Counter(id(p) for module in model.modules() for p in module.parameters(recurse=False))
         self.at_an_end = {block.tail for block in flow.blocks} | {
             norm for block in flow.blocks for norm in block.add.skip_norms
         }
@@ -105,7 +106,10 @@ class NormRemoval:
             return f"{kind} also has a linear map or an activation; norms=({kind},) removes them with it"
         if is_norm(norm):
             return ""
-        return f"{kind} normalizes inside its own forward; if it is nothing but a norm, give norms=({kind},)"
+        inside = f"{kind} normalizes inside its own forward"
+        if any(is_linear_map(layer) for layer in norm.modules()):
+            return f"{inside}, beside its layers; a norm in a module of its own can be removed, with norms="
+        return f"{inside}; if it is nothing but a norm, give norms=({kind},)"
 
     def keep(self, name: str, norm: nn.Module) -> tuple[nn.Module, str]:
         """A layer that computes what the norm computes in evaluation mode."""
