@@ -393,6 +393,24 @@ def test_recurrent_cell_of_ones_own_has_none():
     assert probe(model, VECTORS).rejected["it joins the gates of a recurrent layer"] == 3
 
 
+def _two_inputs(m, x):
+    def gated(x):
+        gate = m.a(x).sigmoid()
+        return (1 - gate) * x + gate * m.c(x.tanh())
+
+    def block(x):
+        return x + m.b(x.tanh())
+
+    return block(gated(x)) - block(gated(x.roll(1, 0)))
+
+
+def test_one_network_on_two_inputs_is_no_recurrence():
+    """As a siamese network, or one that looks at several crops: no run sees what another computed."""
+    adds = find_residual_adds(Function(_two_inputs), VECTORS)
+    assert [add.name for add in adds] == ["Function", "Function#2", "Function#3", "Function#4"]
+    assert {add.doubt for add in adds} == {None}
+
+
 def test_doubtful_adds_say_both_readings():
     shared = find_residual_adds(LoopNet(), VECTORS)
     assert {add.doubt for add in shared} == {"blocks that share their weights, or the steps of a recurrence"}

@@ -22,7 +22,7 @@ from ..probing.adds import describe_adds
 from ..probing.balance import ProbeReport
 from ..probing.forward import Inputs, Mode, preserve_state, seeded, traced
 from ..probing.measure import StatisticsBuffer, report_of
-from ..probing.operations import Kind, Node
+from ..probing.operations import Kind, Node, ancestors
 from ..probing.tensors import tensors_in
 from ..probing.trace import Tracer
 from .branches import Block, Users, find_blocks, find_tables, has_loop, with_other_sites
@@ -163,7 +163,7 @@ def _whole_flow(model: nn.Module, inputs: Inputs, own_norms: tuple[type[nn.Modul
         _sites(model, inputs, WHOLE.mode, StatisticsBuffer()) as (tracer, finder, output),
     ):
         outputs = _output_nodes(tracer, output)
-        nodes = _ancestors([*outputs, *(add.node for add in tracer.adds)])
+        nodes = ancestors([*outputs, *(add.node for add in tracer.adds)])
         users, calls = _users(nodes), _count_calls(nodes)
         adds = describe_adds(tracer.adds, type(model).__name__)
         norms = find_norms(model, nodes, own_norms, users)
@@ -199,18 +199,6 @@ def _whole_flow(model: nn.Module, inputs: Inputs, own_norms: tuple[type[nn.Modul
 def _output_nodes(tracer: Tracer, output: Any) -> list[Node]:
     found = (tracer.node_of(tensor) for tensor in tensors_in(output))
     return list(dict.fromkeys(node for node in found if node is not None))
-
-
-def _ancestors(roots: Iterable[Node]) -> list[Node]:
-    seen = set(roots)
-    waiting = list(seen)
-    while waiting:
-        node = waiting.pop()
-        for parent in (*node.parents, *node.sources):
-            if parent not in seen:
-                seen.add(parent)
-                waiting.append(parent)
-    return sorted(seen, key=lambda node: node.order)
 
 
 def _count_calls(nodes: Iterable[Node]) -> Counter[str]:

@@ -27,12 +27,12 @@ as an encoder's output, is not part of it, and the branch of an inner block belo
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from .operations import Kind, Node, back_from, depth_of, origins, split_paths
+from .operations import Kind, Node, back_from, depth_of, descending_labels, origins, split_paths
 from .tensors import Operand, part_of, storage_of
 
 BRANCH_SCALAR = "branch_alpha"
@@ -248,9 +248,14 @@ class ResidualAdd:
 
 def recurrent_adds(adds: Sequence[TracedAdd]) -> set[TracedAdd]:
     """Those that join the gates of a recurrent cell: the skip is gated, and the cell runs again."""
-    runs = Counter(add.layers for add in adds if add.layers[1])
     gated = [add for add in adds if any(node.kind is Kind.OTHER for node in add.paths.skip)]
-    return {add for add in gated if runs[add.layers] > 1}
+    again = _run_again(adds) if gated else set[Hashable]()
+    return {add for add in gated if add.layers in again}
+
+
+def _run_again(adds: Sequence[TracedAdd]) -> set[Hashable]:
+    """The layers that run again on what they computed, unlike those of a network that gets two inputs."""
+    return descending_labels({add.node: add.layers for add in adds if add.layers[1]})
 
 
 def describe_adds(adds: Sequence[TracedAdd], model: str) -> list[ResidualAdd]:
@@ -267,12 +272,12 @@ def describe_adds(adds: Sequence[TracedAdd], model: str) -> list[ResidualAdd]:
 
 def _doubts(adds: Sequence[TracedAdd]) -> dict[Node, str]:
     """Where the graph of a pass allows two readings."""
-    runs = Counter(add.layers for add in adds if add.layers[1])
+    again = _run_again(adds)
     inside = {node for add in adds for node in add.paths.branch}
     doubts: dict[Node, str] = {}
     for add in adds:
         learned = any(node.kind is Kind.SCALE and node.parameters for node in add.paths.skip)
-        if runs[add.layers] > 1:
+        if add.layers in again:
             doubts[add.node] = "blocks that share their weights, or the steps of a recurrence"
         elif learned and add.node in inside:
             doubts[add.node] = "a block inside a block, or one layer, such as a state space with its D"

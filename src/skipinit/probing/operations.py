@@ -7,10 +7,12 @@ share these names.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from functools import cache
+from functools import cache, reduce
+from operator import or_
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -236,6 +238,33 @@ def origins(node: Node, learned: bool, along_skips: bool = False) -> tuple[Node,
     if along_skips and node.stream is not None:
         return (node.stream,)
     return node.parents + node.sources if learned else node.parents
+
+
+def ancestors(roots: Iterable[Node]) -> list[Node]:
+    """The nodes themselves and all that they were computed from, oldest first."""
+    seen = set(roots)
+    waiting = list(seen)
+    while waiting:
+        node = waiting.pop()
+        for parent in (*node.parents, *node.sources):
+            if parent not in seen:
+                seen.add(parent)
+                waiting.append(parent)
+    return sorted(seen, key=lambda node: node.order)
+
+
+def descending_labels(labels: Mapping[Node, Hashable]) -> set[Hashable]:
+    """The labels of nodes that were computed from another node of the same label."""
+    repeated = [label for label, count in Counter(labels.values()).items() if count > 1]
+    bits = {label: 1 << place for place, label in enumerate(repeated)}
+    found, past = set[Hashable](), dict[Node, int]()
+    for node in ancestors(labels) if bits else ():
+        past[node] = reduce(or_, (past[parent] for parent in (*node.parents, *node.sources)), 0)
+        if node in labels and (bit := bits.get(labels[node], 0)):
+            if past[node] & bit:
+                found.add(labels[node])
+            past[node] |= bit
+    return found
 
 
 def depth_of(path: Sequence[Node], end: Node) -> int:
