@@ -544,3 +544,33 @@ def test_a_model_on_two_devices_is_drawn_by_one_seed():
     x = torch.randn(4, 8)
     first, same = (convert(Spread(), x, seed=0).model for _ in range(2))
     torch.testing.assert_close(first.state_dict(), same.state_dict(), rtol=0, atol=0)
+
+
+class Standardized(nn.Linear):
+    """The scale of its weight changes nothing; each output has fan-in times the variance of the inputs."""
+
+    def forward(self, x):
+        weight = self.weight - self.weight.mean(1, keepdim=True)
+        return nn.functional.linear(x, weight / weight.std(1, keepdim=True), self.bias)
+
+
+@pytest.mark.parametrize(("layers", "warns"), [(1, False), (4, True)])
+def test_branches_that_dwarf_their_skip_are_named(layers, warns, recwarn):
+    """64 inputs to each of four standardized layers: 64^4 = 1.7e7 times the variance."""
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.branch = (
+                nn.LayerNorm(64),
+                nn.Sequential(*(Standardized(64, 64) for _ in range(layers))),
+            )
+
+        def forward(self, x):
+            return x + self.branch(self.norm(x))
+
+    conversion = convert(nn.Sequential(Block(), nn.Linear(64, 3)), torch.randn(256, 64), seed=0)
+    (row,) = conversion.after.rows
+    assert row.branch_variance_before_scalar / row.skip_variance == pytest.approx(64.0**layers, rel=0.3)
+    said = [str(each.message) for each in recwarn.list]
+    assert any("0: without norms the branch has up to 2e+07 times" in text for text in said) is warns

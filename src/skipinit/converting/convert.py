@@ -1,14 +1,13 @@
 """`convert`: train any residual network without normalization, by the schemes of the paper.
 
-This module is the order of the steps: what is refused before them, and what is warned of after them.
+This module is the order of the steps, and what is refused before them.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -16,18 +15,16 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError, SkipinitError
-from ..probing.balance import ProbeReport
 from ..probing.forward import Inputs, check_model, check_values, copy_model, example_inputs
 from ..probing.measure import measure_with_outputs
-from .branches import match_blocks
 from .changes import Conversion
 from .first_signal import start_outputs, start_raw_inputs, start_streams
 from .flow import Flow, find_flow
-from .initialization import is_tied, start_fixup
+from .initialization import start_fixup
 from .norms import is_batch_norm, unreached_norms
 from .plan import Choice, ClassifierStart, Plan, Selection, make_plan, make_selection
+from .remarks import listed, remarks
 from .removal import (
-    NO_BATCH_NORM,
     check_finite,
     floating_tensors,
     in_double,
@@ -36,9 +33,6 @@ from .removal import (
     why_not_folded,
 )
 from .surgery import Surgery, operate
-
-_NAMED = 6
-"""A message lists at most so many names with the same reason."""
 
 
 def convert(
@@ -116,7 +110,7 @@ def convert(
     unreached = unreached_norms(surgery.model, flow.norms, selection.norms)
     left = surgery.left | {name: "not reached by the inputs" for name in unreached if name in selection}
     if strict and left:
-        raise SkipinitError(f"{type(model).__name__}: {_listed(left)}")
+        raise SkipinitError(f"{type(model).__name__}: {listed(left)}")
     if not keep_function:
         _start(surgery, inputs)
     after, outputs = measure_with_outputs(surgery.model, inputs, "evaluation" if keep_function else "whole")
@@ -124,7 +118,7 @@ def convert(
     difference = largest_difference(floating_tensors(outputs), expected) if expected else None
     if difference is not None and not difference <= rounding_tolerance(expected):
         surgery.remarks.append(_rounding_alone(model, inputs, plan, selection, difference, expected))
-    for remark in (*surgery.remarks, *_remarks(surgery, left, after, compared=difference is not None)):
+    for remark in (*surgery.remarks, *remarks(surgery, left, after, compared=difference is not None)):
         warnings.warn(remark, stacklevel=2)
     return Conversion(
         model=surgery.model,
@@ -236,104 +230,3 @@ def _rounding_alone(
         f"{name} amplifies rounding errors: its outputs change by {difference:.1e} of the largest, "
         f"in float64 by {exact:.1e}; a trained network amplifies them less"
     )
-
-
-def _remarks(surgery: Surgery, left: Mapping[str, str], after: ProbeReport, compared: bool) -> Iterator[str]:
-    """What matters for training."""
-    flow, plan, name = surgery.flow, surgery.plan, after.model
-    if surgery.on_site and not any(run.mode == "training" for run in flow.passes):
-        yield (
-            f"{name} does not take these inputs in training mode, so its adds are not checked there: "
-            f"{_listed_names(block.add.name for block in surgery.on_site)} may have no scalar in training, "
-            "if another line of the source adds then"
-        )
-    if plan.keep_function:
-        left = {name: reason for name, reason in left.items() if NO_BATCH_NORM not in reason}
-        if not compared:
-            yield (
-                f"no floating-point tensor was found in what {name} returns, so it was not checked that "
-                "the function is kept; compare the outputs yourself"
-            )
-    if left:
-        yield f"left as they were: {_listed(left)}; strict=True makes this an error, exclude= silences it"
-    if not plan.keep_function:
-        yield from _remarks_on_start(surgery, name)
-        yield from _remarks_on_blocks(surgery, after)
-
-
-def _remarks_on_start(surgery: Surgery, name: str) -> Iterator[str]:
-    flow, plan, model = surgery.flow, surgery.plan, surgery.model
-    if not flow.norms:
-        yield (
-            f"no normalization was found in {name}; if it has norms of its own types, name them with norms="
-        )
-    if surgery.unfrozen:
-        yield (
-            f"{_listed_names(surgery.unfrozen)}: were frozen; now they are drawn anew and train. "
-            "exclude= keeps frozen layers as they are, keep_function=True keeps what the model computes"
-        )
-    started = plan.scheme.fixup or plan.classifier_init != "he"
-    untied = [dense for dense in flow.dense_outputs if not is_tied(model.get_submodule(dense), model)]
-    if started and flow.classifier is None and untied:
-        yield (
-            f"several dense layers compute an output of {name}, so it is not clear which one "
-            f"classifies: {_listed_names(untied)} started by He, not at zero or small; "
-            "scale the layer that computes your logits yourself"
-        )
-
-
-def _remarks_on_blocks(surgery: Surgery, after: ProbeReport) -> Iterator[str]:
-    plan = surgery.plan
-    on_skip = [norm for norm in surgery.flow.norms_on_skip if norm in surgery.removed_norms]
-    if on_skip:
-        yield (
-            f"{_listed_names(on_skip)}: the skip path went through these norms, where they do not bias "
-            "blocks towards the identity (paper, section 7); they were removed, and the blocks are "
-            "x + alpha f(x) now: a different architecture, which may need different hyperparameters"
-        )
-    if plan.scheme.merge != "scale":
-        return
-    doubtful = {b.add.name: f"doubtful: {b.add.doubt}" for b in surgery.blocks if b.add.doubt}
-    if doubtful:
-        yield f"{_listed(doubtful)}; scaled as blocks, exclude= leaves them alone"
-    contributing = _contributing_at_start(surgery, after) if plan.alpha == 0 or plan.scheme.fixup else {}
-    if contributing:
-        fixup = plan.scheme.fixup
-        origin, end = ("Fixup's", "dense layer or convolution") if fixup else ("SkipInit's", "module")
-        yield (
-            f"branches that contribute from the start, unlike {origin}: {_listed(contributing)}; a deep "
-            f"network may not train: end each in a {end} of its own that is used nowhere else"
-        )
-
-
-def _contributing_at_start(surgery: Surgery, after: ProbeReport) -> dict[str, str]:
-    """The blocks whose branch is not zero at the start, with what it contributes."""
-    found = {}
-    for add, block, row in zip(
-        after.adds, match_blocks(surgery.flow.blocks, after.adds), after.rows, strict=False
-    ):
-        chosen = block in surgery.chosen if block is not None else add.module in surgery.selection
-        if chosen and row.branch_share:
-            found[row.name] = f"{row.branch_share:.0%}"
-    for name in surgery.in_training:
-        if name.partition("#")[0] in surgery.selection:
-            found[name] = "in training"
-    if after.first_nonfinite is not None and after.first_nonfinite.partition("#")[0] in surgery.selection:
-        found[after.first_nonfinite] = "NaN or infinity"
-    return found
-
-
-def _listed_names(names: Iterable[str]) -> str:
-    return _listed(dict.fromkeys(names, ""))
-
-
-def _listed(reasons: Mapping[str, str]) -> str:
-    """The names with their reasons; of many with the same reason, the first."""
-    groups: defaultdict[str, list[str]] = defaultdict(list)
-    for name, reason in reasons.items():
-        groups[reason].append(name)
-    words = []
-    for reason, names in groups.items():
-        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-        words.append(f"{', '.join(names[:_NAMED])}{more}" + (f" ({reason})" if reason else ""))
-    return "; ".join(words)
