@@ -100,35 +100,25 @@ def test_two_processes_have_the_numbers_of_one(tmp_path: Path, scheme: str, opti
         assert float((ours.double() - theirs.double()).norm()) <= 1e-3 * scale
 
 
-@pytest.mark.parametrize(
-    "model",
-    [
-        ModelConfig("wrn10_1", "batchnorm", num_classes=10, in_channels=1, ghost_batch=16),
-        ModelConfig("wrn10_1", "batchnorm", num_classes=10, in_channels=1),
-        ModelConfig("support.own_models:normalized_blocks", "own", num_classes=10, in_channels=1),
-    ],
-    ids=["ghost batches", "the whole batch", "torch's batch norm"],
-)
-def test_all_that_a_step_changes_is_as_in_one_process(tmp_path: Path, model: ModelConfig) -> None:
-    config = replace(_config("batchnorm", epochs=1), model=model, batch_size=1442 // 2 // 32 * 32, watch=1)
+def _in_double(factory: str) -> ModelConfig:
+    """In float32, sums in another order carry activations across the kink of a ReLU; gradients jump there."""
+    return ModelConfig(f"support.own_models:{factory}_in_double", "own", num_classes=10, in_channels=1)
+
+
+@pytest.mark.parametrize("factory", ["ghost_batches", "whole_batch", "normalized_blocks"])
+def test_all_that_a_step_changes_is_as_in_one_process(tmp_path: Path, factory: str) -> None:
+    config = replace(_config("batchnorm", epochs=1), model=_in_double(factory), batch_size=704, watch=1)
     assert _train(config, tmp_path / "two", looks=0) == [0, 0]
     assert _train(config, tmp_path / "one", size=1, looks=0) == [0]
     two, one = (state(tmp_path / name) for name in ("two", "one"))
     assert two["step"] == one["step"] == 1
     for name in tensors(two).keys() - {"losses"}:
-        np.testing.assert_allclose(tensors(two)[name], tensors(one)[name], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(tensors(two)[name], tensors(one)[name], rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize(
-    "model",
-    [
-        ModelConfig("wrn10_1", num_classes=10, in_channels=1, batch_statistics_at_test=True),
-        ModelConfig("support.own_models:without_averages", "own", num_classes=10, in_channels=1),
-    ],
-    ids=["by choice", "for want of averages"],
-)
-def test_the_statistics_of_a_test_batch_are_those_of_one_process(tmp_path: Path, model: ModelConfig) -> None:
-    config = replace(_config("batchnorm", epochs=1), model=model)
+@pytest.mark.parametrize("factory", ["batch_at_test", "without_averages"])
+def test_the_statistics_of_a_test_batch_are_those_of_one_process(tmp_path: Path, factory: str) -> None:
+    config = replace(_config("batchnorm", epochs=1), model=_in_double(factory))
     assert _train(config, tmp_path / "two") == [0, 0]
     assert _train(config, tmp_path / "one", size=1) == [0]
     _assert_same_numbers(tmp_path / "two", tmp_path / "one")

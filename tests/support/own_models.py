@@ -7,6 +7,9 @@ import warnings
 import torch
 from torch import Tensor, nn
 
+from skipinit.config import ModelConfig
+from skipinit.nets.create import build
+
 
 class _Block(nn.Module):
     """x + f(x), with batch norm and dropout in f"""
@@ -99,6 +102,39 @@ def without_averages() -> nn.Module:
     """For digits, with a batch norm that knows its batch alone, in evaluation, too."""
     norm = nn.BatchNorm2d(4, track_running_stats=False)
     return nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), norm, _Plain(), nn.Flatten(), nn.Linear(256, 10))
+
+
+class _InDouble(nn.Module):
+    """A network in float64, which no processor and no order of sums brings across the kink of a ReLU."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network.double()
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.network(images.double())
+
+
+def normalized_blocks_in_double() -> nn.Module:
+    return _InDouble(normalized_blocks())
+
+
+def without_averages_in_double() -> nn.Module:
+    return _InDouble(without_averages())
+
+
+def ghost_batches_in_double() -> nn.Module:
+    return _InDouble(build(ModelConfig("wrn10_1", num_classes=10, in_channels=1, ghost_batch=16)))
+
+
+def whole_batch_in_double() -> nn.Module:
+    return _InDouble(build(ModelConfig("wrn10_1", num_classes=10, in_channels=1)))
+
+
+def batch_at_test_in_double() -> nn.Module:
+    """Normalized by its own statistics, too."""
+    model = ModelConfig("wrn10_1", num_classes=10, in_channels=1, batch_statistics_at_test=True)
+    return _InDouble(build(model))
 
 
 def for_photographs() -> nn.Module:
