@@ -72,6 +72,12 @@ def work_done(request: pytest.FixtureRequest) -> Iterator[Counter[str]]:
 
 
 @pytest.fixture(autouse=True)
+def _drawn_alike() -> None:
+    """A test draws the same weights and inputs in every run, alone or after others."""
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
 def _count_anew(work_done: Counter[str]) -> None:
     """For every test; what it shares with others is made before and does not count."""
     work_done.clear()
