@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -11,6 +12,9 @@ from typing import Any
 import pytest
 import torch
 from matplotlib.figure import Figure
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when it is first imported
 
 _BACKWARD_PASSES, _MODULES, _PICTURES = 10, 200, 2
 """Of one test, from which on it is not quick."""

@@ -41,6 +41,11 @@ _SUM_PIXELS = 64
 _SUM_STAGES = 2
 
 
+_SUM_PROGRAMS = 528
+"""Four for each multiprocessor of an H200; half as many from 64 channels on. To add up more partial sums
+would take longer than they save."""
+
+
 @triton.jit
 def _convolve(
     x, w, y, activated, gate, added, scale, keep, pixels,
@@ -201,9 +206,7 @@ def weight_gradients(
     pixels, size, elements = images * height * width, K * 9 * C, 64
     tile_c, tile_k = min(C, _CHANNEL_TILE), min(K, _CHANNEL_TILE)
     tiles = (C // tile_c) * (K // tile_k)
-    # Two or four programs for each multiprocessor of an H200. To add up more partial sums would take longer
-    # than they save.
-    programs = 528 if max(C, K) <= 32 else 264
+    programs = _SUM_PROGRAMS if max(C, K) <= 32 else _SUM_PROGRAMS // 2
     count = triton.cdiv(programs, 3 * tiles * max(layers, 2))
     part = triton.cdiv(triton.cdiv(pixels, count), _SUM_PIXELS) * _SUM_PIXELS
     sums = torch.empty((layers * count, size), device=x.device)
