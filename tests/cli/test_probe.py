@@ -73,6 +73,32 @@ def test_model_of_ones_own(capsys):
     assert capsys.readouterr().out.splitlines()[1].startswith("LoopNet,1,")
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["own_classifier:make", "--input", "8x6"],
+        ["wrn16_1", "--num-classes", "3"],
+        ["fc_linear", "--blocks", "3", "--width", "4"],
+    ],
+)
+def test_random_labels_fit_a_network_of_fewer_than_ten_outputs(arguments, capsys, tmp_path, monkeypatch):
+    (tmp_path / "own_classifier.py").write_text(
+        "from torch import nn\nfrom support.probe_models import Function\n"
+        "def make():\n"
+        "    return nn.Sequential(Function(lambda net, x: x + net.a(x)), nn.Linear(6, 2))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert run(*arguments, "--gradients", "--json") == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert len(rows) > 0
+    assert all(row["gradient_norm"] > 0 for row in rows)
+
+
+def test_the_random_batch_has_the_channels_that_were_asked_for(capsys):
+    assert run("wrn16_1", "--in-channels", "1", "--csv") == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1 + 6
+
+
 def test_language_model_takes_token_ids(capsys):
     assert run("support.probe_models:Language", "--input", "4x7", "--tokens", "30", "--csv") == 0
     assert capsys.readouterr().out.count("\n") == 1 + 2

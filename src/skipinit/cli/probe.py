@@ -139,7 +139,7 @@ def probe(
         check_suffix(plot)
     torch.manual_seed(seed)
     net = _build(model, network, theory, inputs)
-    batch, labels = _batch(model, inputs)
+    batch, labels = _batch(net, inputs)
     report = measure(net.to(device), batch.to(device), labels.to(device) if gradients else None)
     without_scheme = model in THEORY_NETWORKS or is_own(model)
     scheme = network.of(ModelConfig).get("scheme", "batchnorm")
@@ -194,15 +194,14 @@ def _build(name: str, network: NetworkFlags, theory: TheoryFlags, inputs: InputF
     return build(ModelConfig(name, **{**shaped, **network.of(ModelConfig)}))
 
 
-def _batch(name: str, inputs: InputFlags) -> tuple[Tensor, Tensor]:
+def _batch(net: nn.Module, inputs: InputFlags) -> tuple[Tensor, Tensor]:
     """Inputs and labels, drawn from torch's generator."""
     import torch
 
     if inputs.data == "gaussian":
-        shape = inputs.shape or _default_shape(name, inputs.batch_size)
-        if inputs.tokens is not None:
-            return torch.randint(inputs.tokens, shape), torch.randint(10, shape[:1])
-        return torch.randn(shape), torch.randint(10, shape[:1])
+        shape = inputs.shape or _default_shape(net, inputs.batch_size)
+        batch = torch.randn(shape) if inputs.tokens is None else torch.randint(inputs.tokens, shape)
+        return batch, torch.randint(_random_labels(net), shape[:1])
     from ..data.images import load, standardize
 
     images = load(inputs.data)
@@ -210,11 +209,25 @@ def _batch(name: str, inputs: InputFlags) -> tuple[Tensor, Tensor]:
     return standardize(images.train_images[chosen]), images.train_labels[chosen]
 
 
-def _default_shape(name: str, batch_size: int | None) -> tuple[int, ...]:
+def _random_labels(net: nn.Module) -> int:
+    """How many different labels are drawn: ten or, if the network has fewer outputs, that many."""
+    from ..nets.create import ResidualNet
+
+    if not isinstance(net, ResidualNet):
+        return 2  # the outputs of the user's own model are not known before it runs
+    outputs = net.config.num_classes if isinstance(net.config, ModelConfig) else net.config.width
+    return min(10, outputs or 10)
+
+
+def _default_shape(net: nn.Module, batch_size: int | None) -> tuple[int, ...]:
     """The paper's batch for theory networks; otherwise 64 images of CIFAR, or as many values."""
+    from ..nets.create import ResidualNet
+
+    assert isinstance(net, ResidualNet), "the user's own model comes with a shape"
+    name, channels = net.config.name, net.in_channels
     if name in THEORY_NETWORKS:
-        theory = THEORY_NETWORKS[name]
-        example = (theory.in_channels, 32, 32) if theory.convolutional else (theory.in_channels,)
-        return (batch_size or (100 if theory.convolutional else 1000), *example)
+        convolutional = THEORY_NETWORKS[name].convolutional
+        example = (channels, 32, 32) if convolutional else (channels,)
+        return (batch_size or (100 if convolutional else 1000), *example)
     size = find_architecture(name).image_size
-    return (batch_size or max(8, _VALUES_PER_BATCH // (3 * size * size)), 3, size, size)
+    return (batch_size or max(8, _VALUES_PER_BATCH // (3 * size * size)), channels, size, size)
