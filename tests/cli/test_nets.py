@@ -140,6 +140,17 @@ def test_an_unknown_flag_is_a_usage_error_explained_by_the_commands_own_flags(ca
     assert "describe" not in shown
 
 
+@pytest.mark.parametrize("command", ["models", "schemes", "schemes --json", "describe wrn16_2"])
+def test_a_reader_of_the_output_that_leaves_is_no_failure(command: str) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer) as output:
+        done = subprocess.run(
+            [sys.executable, "-m", "skipinit", *command.split()], stdout=output, stderr=subprocess.PIPE
+        )
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 def test_flags_cover_every_option_and_every_axis() -> None:
     options = {field.name for field in dataclasses.fields(ModelConfig)} - {"name"}
     flags = {field.name for field in dataclasses.fields(NetworkFlags)}

@@ -50,6 +50,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = INTERRUPTED
     except BrokenPipeError:  # the reader of a pipe, such as head, has left
         code = 0
+    except SystemExit as stopped:  # rich makes this of a broken pipe, with code 1
+        if not isinstance(stopped.__context__, BrokenPipeError):
+            raise
+        code = 0
     try:
         sys.stdout.flush()
     except OSError:  # the rest of the buffer cannot be written
