@@ -61,8 +61,7 @@ def constant_rate(exhibit: str, method: str, at: At, metric: Metric | None = Non
     """One rate is within a factor of `SIMILAR` of every error bar."""
 
     def decide(series: Points) -> Finding:
-        found = rates_agree({str(at): result for at, result in series.items()})
-        return Finding(found.state, f"{method} {found.words}")
+        return rates_agree({f"{method} at {at}": result for at, result in series.items()})
 
     criterion = f"the error bars of the best rates of {method} are at most a factor of {SIMILAR:g} apart"
     return _along(exhibit, (method,), at, criterion, decide, metric)
