@@ -153,7 +153,7 @@ def test_findings_combine() -> None:
     good, bad, gone = decided(True, "good"), decided(False, "bad"), missing("one")
     assert all_of([good, gone, bad]) == Finding("does not hold", "bad. As the paper says: good")
     assert all_of([bad, gone]) == Finding("does not hold", "bad")
-    assert all_of([good, gone, gone]) == Finding("not measured yet", "missing: one; good")
+    assert all_of([good, gone, gone]) == Finding("not measured yet", "missing: one. As the paper says: good")
     assert all_of([good, good]) == Finding("holds", "good")
     one, two = (Finding("holds", words, "Table 1") for words in "ab")
     other = Finding("holds", "a", "Table 3")

@@ -109,9 +109,9 @@ def test_an_open_claim_says_what_is_missing_in_each_set() -> None:
     assert collection.judge("batchnorm-trains-at-any-depth").missing == {}
     found = collection.judge(named)
     assert (found.state, found.evidence) == ("not measured yet", {})
-    beyond = "rates beyond 2^-2 for 16, the best so far and the end of the grid"
+    beyond = "rates beyond 2^-2 for batchnorm at 16, the best so far and the end of the grid"
     assert found.missing == {
-        "reduced": f"Table 1: batchnorm missing: {beyond}",
+        "reduced": f"missing: Table 1: {beyond}",
         "paper": "missing: Table 1: batchnorm at depth 100, 1000",
     }
 

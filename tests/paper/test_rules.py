@@ -139,14 +139,6 @@ def test_a_best_rate_at_the_end_of_its_grid_is_not_known() -> None:
     assert state(rule, ("batchnorm", {64: good}), ("none", {64: edge})) == "not measured yet"
 
 
-def test_what_is_missing_of_a_rate_names_the_method_and_the_depth() -> None:
-    good = result("test_accuracy", 90.0, 0.25)
-    edge = dataclasses.replace(good, rate=BestRate(0.25, 0.25, 0.25, at_edge=True))
-    results = {Place("table1", "skipinit", at): found for at, found in ((16, edge), (100, good))}
-    found = all_of(constant_rate("table1", "skipinit", (16, 100)).judge(MeasurementSet(results)))
-    assert found.words.startswith("Table 1: missing: rates beyond 2^-2 for skipinit at 16, ")
-
-
 def test_error_bars_make_rates_similar() -> None:
     rule = similar_rates(FIGURE, ("batchnorm", "none"), (64,))
     low = result("test_accuracy", 90.0, 0.125)
@@ -312,7 +304,7 @@ def test_below_is_so_in_every_row() -> None:
 def test_one_contradiction_refutes_and_what_is_missing_leaves_open() -> None:
     no, yes, open_still = decided(False, "no"), decided(True, "yes"), missing("a cell")
     assert all_of([open_still, yes, no]) == decided(False, "no. As the paper says: yes")
-    assert all_of([yes, open_still]) == dataclasses.replace(open_still, words="missing: a cell; yes")
+    assert all_of([yes, open_still]) == missing("missing: a cell. As the paper says: yes")
     assert all_of([yes, yes]) == yes
 
 

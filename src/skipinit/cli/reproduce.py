@@ -98,7 +98,8 @@ def claims(
 ) -> None:
     """Say which statements of the paper hold in the results, and which do not.
 
-    What does not hold stands last, with its numbers.
+    What does not hold is last, with its numbers.
+    - Each line starts with the section of the paper.
     - In brackets: the preset of `skipinit reproduce` whose numbers decide, or
       `at initialization` where nothing is trained.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean, linear_regression
 from typing import Literal
 
@@ -34,25 +34,26 @@ def decided(holds: bool, words: str) -> Finding:
     return Finding("holds" if holds else "does not hold", words)
 
 
-def missing(*what: str) -> Finding:
-    """The finding about something that is still to be measured, from the general to the particular."""
-    return Finding("not measured yet", ": ".join(("missing", *what)))
+def missing(*needs: str) -> Finding:
+    """The finding about something that is still to be measured; its table or figure may stand before it."""
+    *where, what = needs
+    return Finding("not measured yet", what, *where)
 
 
 def all_of(findings: Iterable[Finding]) -> Finding:
     """One contradiction refutes, whatever is missing; otherwise what is missing leaves it open.
 
-    Where something contradicts, what does not stands apart.
+    What is as the paper says stands apart from what contradicts or is missing.
     """
     by_state: defaultdict[ClaimState, list[tuple[str, str]]] = defaultdict(list)
     for each in findings:
         by_state[each.state].append((each.where, each.words))
     agreeing = by_state["holds"]
+    apart = f". As the paper says: {by_place(agreeing)}" if agreeing else ""
     if against := by_state["does not hold"]:
-        apart = f". As the paper says: {by_place(agreeing)}" if agreeing else ""
         return Finding("does not hold", by_place(against) + apart)
     if gone := by_state["not measured yet"]:
-        return Finding("not measured yet", by_place(gone + agreeing))
+        return Finding("not measured yet", f"missing: {by_place(gone)}{apart}")
     return Finding("holds", by_place(agreeing))
 
 
@@ -96,8 +97,8 @@ class Rule:
     """The condition, with our reading of words like `similar`."""
     judge: Callable[[MeasurementSet], Sequence[Finding]]
     """One finding or several, all of which must hold."""
-    where: str = ""
-    """The table or figure, and the depths or batch sizes, of the criterion; empty where it names its own."""
+    where: str
+    """The table or figure of the criterion, and its depths or batch sizes, if it has any."""
 
 
 @dataclass(frozen=True)
@@ -152,15 +153,16 @@ def _over_rows(
     fewest: int = FEWEST_BLOCKS,
 ) -> Rule:
     """`decide` gets the depths and the columns."""
-    needs = figure, f"{', '.join(columns)} in {fewest} row{'s' * (fewest > 1)} or more"
+    where = f"Figure {figure.removeprefix('figure')}" if figure.startswith("figure") else figure
+    needs = where, f"{', '.join(columns)} in {fewest} row{'s' * (fewest > 1)} or more"
 
     def judge(measurements: MeasurementSet) -> list[Finding]:
         rows, names = measurements.rows.get(figure, ()), ("depth", *columns)
         if len(rows) < fewest or any(row.get(name) is None for row in rows for name in names):
             return [missing(*needs)]
-        return [decide(*([row[name] for row in rows] for name in names))]
+        return [replace(decide(*([row[name] for row in rows] for name in names)), where=where)]
 
-    return Rule(figure, needs, criterion, judge)
+    return Rule(figure, needs, criterion, judge, where)
 
 
 def follows(figure: str, column: str, law: Law, formula: str) -> Rule:

@@ -46,7 +46,7 @@ def _along(
                 lacking = at if isinstance(at, Span) else tuple(point for point in at if point not in series)
                 return [missing(*replace(reading, methods=(method,), at=lacking).needs)]
             if found := still_open({f"{method} at {point}": each for point, each in series.items()}):
-                return [found]
+                return [replace(found, where=reading.panel)]
         return [replace(decide(*cut.values()), where=reading.panel)]
 
     return reading.rule(criterion, judge)
