@@ -12,6 +12,7 @@ import torch
 
 from skipinit.config import ModelConfig, TrainConfig
 from skipinit.errors import DataError, SkipinitError
+from skipinit.probing.history import Measurement
 from skipinit.provenance import Provenance
 from skipinit.sweeping.exchange import (
     Entry,
@@ -98,6 +99,23 @@ def test_pieces_become_one(tmp_path: Path) -> None:
     assert merged(tmp_path / "all", tmp_path / "b") == Merged(added=1, kept=1)
     assert merged(tmp_path / "all", tmp_path / "b") == Merged(kept=2)
     assert contents(tmp_path / "all") == [*a, b[1]]
+
+
+@pytest.mark.parametrize("order", [("early", "late"), ("late", "early")])
+def test_measurements_up_to_the_further_checkpoint_stay(tmp_path: Path, order: tuple[str, str]) -> None:
+    """The early copy is of a failure, which beats the trial that was tried again since."""
+    for folder, steps, state in [("early", (0, 5), "failed"), ("late", (0, 5, 10), "running")]:
+        with open_writer(tmp_path / folder) as writer:
+            writer.add([FIRST])
+            writer.start(identity(FIRST), HERE, classes=10)
+            writer.measure(identity(FIRST), [Measurement(step, ()) for step in steps])
+        run(tmp_path / folder, FIRST, state)
+    for folder in order:
+        with open_store(tmp_path / folder) as store, open_writer(tmp_path / "copy") as writer:
+            merge_sweep(writer, store)
+    with open_store(tmp_path / "copy") as store:
+        assert store.states() == {identity(FIRST): "failed"}
+        assert [each.step for each in store.measurements(identity(FIRST))] == [0, 5, 10]
 
 
 def checkpoint(folder: Path, config: TrainConfig, step: int) -> Path:

@@ -24,7 +24,7 @@ from skipinit.nets.create import build
 from skipinit.probing.history import Measurement
 from skipinit.sweeping.dispatch import Keeper
 from skipinit.sweeping.engine import Outcome, run_sweep
-from skipinit.sweeping.exchange import entries, merge
+from skipinit.sweeping.exchange import entries, merge, merge_sweep
 from skipinit.sweeping.grid import expand, read_grid
 from skipinit.sweeping.results import results
 from skipinit.sweeping.single import train
@@ -122,6 +122,19 @@ def test_killed_between_measurement_and_checkpoint(
     assert _train(_WATCHED, out).state == "finished"
     assert _measurements(out) == _measurements(watched)
     assert (out / "balance.csv").read_bytes() == (watched / "balance.csv").read_bytes()
+
+
+def test_a_copy_of_a_stopped_run_is_resumed_with_all_measurements(watched: Path, tmp_path: Path) -> None:
+    """Between the two copies the run has a new checkpoint, but no new epoch."""
+    machine, copy = tmp_path / "machine", tmp_path / "copy"
+    for steps in (1, 2):
+        assert _train(_WATCHED, machine, stop=StopAfter(steps)).state == "stopped"
+        with open_store(machine) as store, open_writer(copy) as writer:
+            assert merge_sweep(writer, store).checkpoints == 1
+    assert _measurements(copy) == _measurements(machine) != [[]]
+    assert _train(_WATCHED, copy).state == "finished"
+    assert _measurements(copy) == _measurements(watched)
+    assert (copy / "balance.csv").read_bytes() == (watched / "balance.csv").read_bytes()
 
 
 def test_what_goes_wrong_is_seen(tmp_path: Path) -> None:

@@ -84,8 +84,9 @@ def merge(
     """Take over the trials of `source` that are further, with their measurements; all of them or none.
 
     A result beats a failure beats running beats pending; among equals the longer curve wins. Of two results
-    that disagree the writer's stays, and is named. A trial that gets a result loses its checkpoint, unless
-    `theirs` has one: a single run keeps its network.
+    that disagree the writer's stays, and is named. Measurements of both are kept, because the checkpoint may
+    be further than the trial that wins. A trial that gets a result loses its checkpoint, unless `theirs` has
+    one: a single run keeps its network.
     """
     tally: Counter[str] = Counter()
     conflicts: list[str] = []
@@ -108,6 +109,8 @@ def merge(
                 yield trial, curve
             else:
                 tally["kept"] += 1
+                if not mine.has_result and any(measured(trial.id)):
+                    yield mine, writer.curve(mine.id)  # for the measurements
 
     writer.put(better(), measured)
     if overtaken and (theirs or _has_checkpoints(writer)):

@@ -220,6 +220,9 @@ class _RunFiles:
                 if not (self.folder / RUN_CONFIG).exists():
                     write_whole(self.folder / RUN_CONFIG, lambda file: file.write(_line(content)))
                 _write_metrics(self.folder, curve)
+                if not self.write_balance.path.exists():  # as in a copy that `store merge` has made
+                    for measurement in self.writer.measurements(id):
+                        self.write_balance(measurement)
                 if self.tensorboard:
                     self.events = _open_events(self.folder / "tensorboard", len(curve))
             case Recorded(((_, record),)):

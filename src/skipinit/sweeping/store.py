@@ -231,14 +231,13 @@ class Writer(Store):
     ) -> None:
         """Insert trials of another store, with their curves; they replace trials of the same identity.
 
-        `measured` returns the measurements of a trial.
+        `measured` returns the measurements of a trial, which are added to those that are here.
         """
         with transaction(self._connection, self.path):
             for trial, curve in trials:
                 [(key,)] = self._connection.execute(_PUT_TRIAL, _row(trial)).fetchall()
                 self._connection.execute("DELETE FROM metrics WHERE trial = ?", (key,))
                 self._insert(key, curve)
-                self._connection.execute("DELETE FROM measurements WHERE trial = ?", (key,))
                 self._insert_measurements(key, measured(trial.id))
 
     def open_session(self) -> None:
