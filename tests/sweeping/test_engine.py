@@ -315,9 +315,22 @@ def test_time_that_is_up_is_no_interrupt(tmp_path: Path, capsys: pytest.CaptureF
     assert Outcome(**json.loads(capsys.readouterr().out)) == Outcome(0, 0, 1)
 
 
-def test_a_pack_size_below_one_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="pack_size 0"):
-        _sweep([SMALL], tmp_path, pack_size=0)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"pack_size": 0}, "pack_size 0 is not allowed; it must be 1 or more"),
+        ({"pack_size": 8 / 2}, "pack_size 4.0 is not allowed; it must be a whole number, 1 or more"),
+        ({"time_limit": "9m"}, "time_limit '9m' is not allowed; it must be a finite number of seconds"),
+        ({"device": None}, "device None is not known; it is auto, cpu, cuda or cuda:N"),
+    ],
+)
+def test_wrong_options_from_python_are_one_line(
+    tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        run_sweep(Grid((SMALL,)), tmp_path, **{"device": "cpu", "progress": False, **options})
+    assert str(error.value) == message
+    assert not list(tmp_path.iterdir())
 
 
 def test_python_a_file_and_the_command_line_are_one_sweep(

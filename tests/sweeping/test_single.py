@@ -103,6 +103,11 @@ def test_a_finished_run_is_only_read(finished: Path) -> None:
     assert dataclasses.asdict(result.final) == json.loads((finished / "metrics.jsonl").read_text())
 
 
+def test_a_micro_batch_is_a_whole_number() -> None:
+    with pytest.raises(ConfigError, match=r"^micro_batch 16.0 is not allowed; it must be a whole number"):
+        train(_CONFIG, device="cpu", micro_batch=32 / 2)
+
+
 def test_without_a_folder_the_numbers_are_the_same(finished: Path) -> None:
     (alone,), (kept,) = (
         train(_CONFIG, device="cpu", progress=False).records,

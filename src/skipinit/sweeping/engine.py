@@ -15,7 +15,7 @@ from ..config import TrainConfig
 from ..data.catalog import describe
 from ..errors import ConfigError, need, system_errors_explained, unknown_name
 from ..nets.own import is_own
-from ..notation import count_text
+from ..notation import check_value, count_text
 from ..training.checkpoint import Checkpoints
 from ..training.control import Stop, steps_bar, stopped_by_signals
 from ..training.own_models import make_own
@@ -142,6 +142,7 @@ def run_sweep(
         checkpoint_seconds: least time between two checkpoints of a pack.
         stop: a request to stop besides signals, in place of the time limit.
     """
+    pack_size = check_value("pack_size", pack_size, int | None, ", 1 or more")
     if pack_size is not None and pack_size < 1:
         raise ConfigError(f"pack_size {pack_size} is not allowed; it must be 1 or more")
     stop = stop or Stop(time_limit)

@@ -21,6 +21,7 @@ from ..callbacks.writers import CsvWriter
 from ..config import TrainConfig, to_dict
 from ..errors import ConfigError, DataError, SkipinitError, need, system_errors_explained
 from ..files import append_whole, write_whole
+from ..notation import check_value
 from ..training.checkpoint import Checkpoints, restore_run
 from ..training.control import Bar, Stop, steps_bar, stopped_by_signals
 from ..training.loop import train_together
@@ -78,6 +79,7 @@ def train(
         need("tensorboard", "tensorboard=True")
     if config.watch is not None and out is None:
         raise ConfigError("what is watched needs a folder; give out as well")
+    micro_batch = check_value("micro_batch", micro_batch, int | None, ", 1 or more")
     if micro_batch is not None and micro_batch < 1:
         raise ConfigError(f"micro_batch {micro_batch} is not allowed; it must be 1 or more")
     config, stop, folder = settle(config), stop or Stop(), None if out is None else Path(out)

@@ -15,7 +15,7 @@ from types import FrameType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ..notation import duration_text
+from ..notation import check_value, duration_text
 
 _LOG_SECONDS = 60.0
 """Between two lines about the progress in a log."""
@@ -25,7 +25,8 @@ class Stop:
     """A request to stop at the next step: a signal, or a time limit."""
 
     def __init__(self, time_limit: float | None = None) -> None:
-        self.deadline = None if time_limit is None else time.monotonic() + time_limit
+        seconds = check_value("time_limit", time_limit, float | None, " of seconds")
+        self.deadline = None if seconds is None else time.monotonic() + seconds
         self.signal: int | None = None
 
     @property
