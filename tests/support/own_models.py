@@ -155,6 +155,25 @@ def dictionary() -> nn.Module:
     return Named()
 
 
+def auxiliary() -> nn.Module:
+    """Like torchvision's `googlenet` and `inception_v3`: in training, logits of two classifiers."""
+
+    class Auxiliary(SmallNet):
+        def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+            logits = super().forward(x)
+            return (logits, logits) if self.training else logits
+
+    return Auxiliary()
+
+
+def detached() -> nn.Module:
+    class Detached(SmallNet):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x).detach()
+
+    return Detached()
+
+
 def scripted() -> nn.Module:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch would rather have it exported

@@ -290,6 +290,27 @@ def test_models_that_cannot_be_trained_are_refused_and_leave_nothing(
     assert not out.exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("auxiliary", "its model returns a tuple in training; it must return logits (N, 3)"),
+        ("detached", "its logits have no gradient in training"),
+    ],
+)
+def test_what_is_wrong_in_training_alone_is_one_line(
+    data: str, tmp_path: Path, name: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = [f"support.own_models:{name}", "--data", data, "--device", "cpu", "--lr", "0.1"]
+    assert main(["train", *options, "--out", str(tmp_path / "run")]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"skipinit: support.own_models:{name}: {message}")
+    assert said.count("\n") == 1
+    assert main(["sweep", *options, "--out", str(tmp_path / "sweep")]) == 3
+    with open_store(tmp_path / "sweep") as store:
+        (reason,) = store.failure_reasons()
+    assert message in reason
+
+
 def test_images_or_a_device_that_do_not_fit_are_refused(data: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"small_net: its model cannot take images \(N, 3, 32, 32\)"):
         _train(make_train_config(ModelConfig(_PATH), "gaussian"))

@@ -44,7 +44,7 @@ def make_own(config: TrainConfig, shape: tuple[int, int, int]) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         model = factory()
-        _check_classifier(model, path, shape, config.model.num_classes or 1)
+        _check_classifier(model, config, shape)
     if config.convert is None:
         return model
     from ..converting.convert import convert  # imports torch's compiler, which takes a second
@@ -52,8 +52,9 @@ def make_own(config: TrainConfig, shape: tuple[int, int, int]) -> nn.Module:
     return convert(model, (_EXAMPLES, *shape), scheme=config.convert, seed=seed).model
 
 
-def _check_classifier(model: nn.Module, path: str, shape: tuple[int, int, int], classes: int) -> None:
-    """Refuse a model that would raise in its first step, or that a checkpoint cannot hold."""
+def _check_classifier(model: nn.Module, config: TrainConfig, shape: tuple[int, int, int]) -> None:
+    """Refuse a model that cannot classify such images, or that a checkpoint cannot hold."""
+    path = config.model.name
     if isinstance(model, torch.jit.ScriptModule):
         raise ConfigError(f"{path}: its model is scripted; it must be the Python module")
     for tensor in (*model.parameters(), *model.buffers()):
@@ -67,11 +68,7 @@ def _check_classifier(model: nn.Module, path: str, shape: tuple[int, int, int], 
     except Exception as error:
         images = f"images (N, {', '.join(map(str, shape))})"
         raise ConfigError(f"{path}: its model cannot take {images}: {one_line(error)}") from error
-    wanted = f"it must return logits (N, {classes}), one for each class of the data"
-    if not isinstance(logits, Tensor):
-        raise ConfigError(f"{path}: its model returns a {type(logits).__name__}; {wanted}")
-    if logits.dim() != 2 or len(logits) != 2 or logits.shape[1] < classes:
-        raise ConfigError(f"{path}: for 2 images its model returns {tuple(logits.shape)}; {wanted}")
+    _check_logits(logits, 2, config)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ConfigError(f"{path}: its model has no parameter that can be trained")
     for name, parameter in model.named_parameters():
@@ -82,6 +79,26 @@ def _check_classifier(model: nn.Module, path: str, shape: tuple[int, int, int], 
             raise ConfigError(
                 f"{path}: {name} of its state is no tensor, and a checkpoint holds only tensors"
             )
+
+
+def _check_logits(logits: object, count: int, config: TrainConfig, when: str = "") -> Tensor:
+    path, classes = config.model.name, config.model.num_classes or 1
+    wanted = f"it must return logits (N, {classes}), one for each class of the data"
+    if not isinstance(logits, Tensor):
+        raise ConfigError(f"{path}: its model returns a {type(logits).__name__}{when}; {wanted}")
+    if logits.dim() != 2 or len(logits) != count or logits.shape[1] < classes:
+        shape = tuple(logits.shape)
+        raise ConfigError(f"{path}: for {count} images its model returns {shape}{when}; {wanted}")
+    return logits
+
+
+def check_step(logits: object, count: int, config: TrainConfig) -> None:
+    """Refuse what a model returns in a training step, which may differ from what it returns in evaluation.
+
+    It is not tried out before: a model may set itself up from the first batch that it trains on.
+    """
+    if not _check_logits(logits, count, config, " in training").requires_grad:
+        raise ConfigError(f"{config.model.name}: its logits have no gradient in training; it cannot learn")
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from ..nets.layers import l2_parameters
 from ..nets.own import is_own
 from ..probing.history import Measurement
 from .control import say_once
-from .own_models import build_own, drawing_from
+from .own_models import build_own, check_step, drawing_from
 from .protocol import learning_rates
 from .records import EpochRecord
 from .sources import Source, summed_cross_entropy
@@ -152,7 +152,10 @@ class Run:
             for dropout in self.dropouts:
                 dropout.mask = mask
             with self._exchange(last=number == len(parts)):
-                loss = self._loss(self.network(some), their_labels, self.config.batch_size)
+                logits = self.network(some)
+                if self.own:
+                    check_step(logits, len(some), self.config)
+                loss = self._loss(logits, their_labels, self.config.batch_size)
                 # Several processes average their gradients; the loss is divided by the global batch already.
                 (loss * self.world.size if self.world.size > 1 else loss).backward()
             losses.append(loss.detach())
