@@ -7,6 +7,7 @@ import importlib
 import json
 import os
 import pickle
+import re
 import shutil
 import sys
 import tempfile
@@ -31,6 +32,7 @@ from skipinit.sweeping.single import train
 from skipinit.sweeping.store import open_store, open_writer
 from skipinit.sweeping.trained import evaluate, export
 from skipinit.sweeping.trainer import Workplace
+from skipinit.training.checkpoint import restoring
 from skipinit.training.control import Stop
 from skipinit.training.protocol import identity, make_train_config, settle
 from skipinit.training.records import TrainResult
@@ -186,8 +188,18 @@ def test_a_checkpoint_of_other_data_or_another_model_is_not_taken_for_a_damaged_
         write(images, width)
         with pytest.raises(DataError, match=rf"\.pt: does not fit \({why}\); .* choose another folder"):
             _train(config, tmp_path / "run")
+        assert run_sweep(make_grid([config]), tmp_path / "run", device="cpu", progress=False).failures == 1
+        with open_store(tmp_path / "run") as store:
+            (reason,) = store.failure_reasons()
+        assert re.match(rf"its file in checkpoints: does not fit \({why}\); .* choose another folder", reason)
     write(100, "1")
     assert _train(config, tmp_path / "run").state == "finished"
+
+
+def test_memory_that_runs_out_is_no_fault_of_the_checkpoint() -> None:
+    """A sweep would not try the pack again with fewer trials."""
+    with pytest.raises(torch.OutOfMemoryError), restoring("a file"):
+        raise torch.OutOfMemoryError("CUDA out of memory")
 
 
 class _Trap:

@@ -22,7 +22,7 @@ from ..config import TrainConfig, to_dict
 from ..errors import ConfigError, DataError, SkipinitError, need, system_errors_explained
 from ..files import append_whole, write_whole
 from ..notation import check_value
-from ..training.checkpoint import Checkpoints, restore_run
+from ..training.checkpoint import Checkpoints, restore_run, restoring
 from ..training.control import Bar, Stop, steps_bar, stopped_by_signals
 from ..training.loop import train_together
 from ..training.protocol import identity, settle
@@ -107,7 +107,7 @@ def train(
         reporter = _BarReporter(emit, checkpoint_seconds if keeps else float("inf"), keeps, bar)
         reporter.start(config, place, state, seconds)
         if checkpoints and state is not None:
-            with checkpoints.restoring(identity(config)):
+            with restoring(checkpoints.path(identity(config))):
                 restore_run(run, state)
         bar.update(run.position, "training")
         train_together([run], place.data(config.data), reporter, stop)

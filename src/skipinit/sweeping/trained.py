@@ -14,7 +14,7 @@ from ..errors import ConfigError, DataError, need, system_errors_explained
 from ..files import write_whole
 from ..nets.create import WEIGHTS, ResidualNet, build, weights_of
 from ..nets.own import is_own
-from ..training.checkpoint import Checkpoints, RunState, restore_network
+from ..training.checkpoint import Checkpoints, RunState, restore_network, restoring
 from ..training.own_models import build_own
 from ..training.protocol import identity
 from ..training.world import find_device, open_device
@@ -95,5 +95,5 @@ def _newest(folder: Path) -> tuple[TrainConfig, RunState]:
 
 
 def _restore(model: torch.nn.Module, folder: Path, config: TrainConfig, state: RunState) -> None:
-    with Checkpoints(folder).restoring(identity(config)):
+    with restoring(Checkpoints(folder).path(identity(config))):
         restore_network(model, state)

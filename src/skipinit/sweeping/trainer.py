@@ -17,7 +17,7 @@ import torch
 
 from ..config import TrainConfig
 from ..provenance import Provenance
-from ..training.checkpoint import RunState, curve_in, pack_state, restore_run, unpack_if_whole
+from ..training.checkpoint import RunState, curve_in, pack_state, restore_run, restoring, unpack_if_whole
 from ..training.control import Stop
 from ..training.loop import make_executor, train_together
 from ..training.protocol import identity
@@ -168,7 +168,8 @@ class Trainer:
         reporter.start(config, self.place, state, seconds)
         run = self.place.make_run(config)
         if state is not None:
-            restore_run(run, state)
+            with restoring("its file in checkpoints"):
+                restore_run(run, state)
         return run
 
 

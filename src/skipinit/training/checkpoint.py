@@ -70,6 +70,20 @@ def restore_network(model: nn.Module, state: RunState) -> None:
     _copy(state["model"], model.state_dict())
 
 
+@contextmanager
+def restoring(file: Path | str) -> Iterator[None]:
+    """Inside, an error means that the file is of another model or data: its checksums are right."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except (KeyError, TypeError, RuntimeError, DataError) as error:
+        raise DataError(
+            f"{file}: does not fit ({error}); if the model or the data has changed, choose another folder, "
+            "or remove this file to start the run anew"
+        ) from error
+
+
 def _on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.cpu() for name, tensor in tensors.items()}
 
@@ -183,17 +197,6 @@ class Checkpoints:
     def drop(self, id: str) -> None:
         """The trial has its result."""
         self.path(id).unlink(missing_ok=True)
-
-    @contextmanager
-    def restoring(self, id: str) -> Iterator[None]:
-        """Inside, an error means that the file is of another model or data: its checksums are right."""
-        try:
-            yield
-        except (KeyError, TypeError, RuntimeError, DataError) as error:
-            raise DataError(
-                f"{self.path(id)}: does not fit ({error}); if the model or the data has changed, choose "
-                "another folder, or remove this file to start the run anew"
-            ) from error
 
     def clear_drafts(self) -> None:
         """Remove the unfinished files of killed processes; only the writer may call it."""
