@@ -20,7 +20,7 @@ from ..training.checkpoint import Checkpoints
 from ..training.control import Stop, steps_bar, stopped_by_signals
 from ..training.own_models import make_own
 from ..training.protocol import identity, settle
-from ..training.records import Emit
+from ..training.records import RESULTS, Emit
 from ..training.sources import open_data
 from ..training.world import find_device, open_device
 from .dispatch import Dispatcher, Keeper
@@ -164,7 +164,7 @@ def run_sweep(
             train(keeper.groups(owing), Options(pack_size, checkpoint_seconds), keeper, stop)
     with open_store(out) as store:  # closed: a failure that was not tried again is one as before
         states = Counter(state for id, state in store.states().items() if id in wanted)
-    results = states["finished"] + states["diverged"]
+    results = sum(states[state] for state in RESULTS)
     left = len(wanted) - results - states["failed"]
     return Outcome(results, states["failed"], left, interrupted=left > 0 and stop.signal is not None)
 
@@ -172,7 +172,7 @@ def run_sweep(
 def _owing(wanted: Mapping[str, TrainConfig], store: Store) -> list[TrainConfig]:
     """The trials without a result. Failed ones are tried again: the cause may be fixed by now."""
     states = store.states()
-    return [config for id, config in wanted.items() if states.get(id) not in ("finished", "diverged")]
+    return [config for id, config in wanted.items() if states.get(id) not in RESULTS]
 
 
 def _require(wanted: Mapping[str, TrainConfig], out: Path) -> None:

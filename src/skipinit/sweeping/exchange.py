@@ -21,7 +21,7 @@ from ..notation import check_value
 from ..probing.history import Measurement
 from ..provenance import Provenance
 from ..training.protocol import identity, settled_from_dict
-from ..training.records import EpochRecord, Trial, is_gapless
+from ..training.records import RESULTS, EpochRecord, Trial, is_gapless
 from .database import step_in
 from .store import RUN_CONFIG, Store, Writer
 
@@ -32,7 +32,6 @@ FORMAT = 1
 _EPOCH_FIELDS = tuple(field.name for field in fields(EpochRecord))
 _TYPES = {kind: get_type_hints(kind) for kind in (EpochRecord, Trial)}
 _RANK = {"pending": 0, "running": 1, "failed": 2, "diverged": 3, "finished": 3}
-_RESULTS = ("finished", "diverged")
 Entry = tuple[Trial, Sequence[EpochRecord]]
 
 
@@ -59,7 +58,7 @@ def merge_sweep(writer: Writer, sweep: Store) -> Merged:
     if theirs:
         refuse_other_trials(writer, theirs.ids())
         ours, states = _checkpoints(writer), writer.states()
-        unfinished = [id for id in theirs.ids() if states.get(id) not in _RESULTS]
+        unfinished = [id for id in theirs.ids() if states.get(id) not in RESULTS]
         taken = sum(ours.take(id, theirs) for id in unfinished)
     return replace(merge(writer, entries(sweep), sweep.measurements, theirs), checkpoints=taken)
 

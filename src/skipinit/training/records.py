@@ -55,6 +55,8 @@ State = Literal["pending", "running", "failed", "diverged", "finished"]
 
 
 STATES: tuple[State, ...] = get_args(State)
+RESULTS: tuple[State, ...] = ("diverged", "finished")
+"""A trial in one of these states has its result and is never run again."""
 
 
 @dataclass(frozen=True)
@@ -80,8 +82,8 @@ class Trial:
 
     @property
     def has_result(self) -> bool:
-        """Whether it is finished or diverged; it is then never run again."""
-        return self.state in ("finished", "diverged")
+        """Whether it is finished or diverged."""
+        return self.state in RESULTS
 
     @property
     def is_whole(self) -> bool:
