@@ -186,7 +186,7 @@ class Checkpoints:
         write_whole(self.path(id), lambda file: file.write(content))
 
     def take(self, id: str, others: Checkpoints) -> bool:
-        """Copy a trial's checkpoint from another folder if it is further than the one here: was it?"""
+        """Copy a checkpoint from another folder if it is further than ours; returns whether it was."""
         content = others.read(id)  # before it is looked at: another process may replace it
         state, _ = unpack_if_whole(io.BytesIO(content))
         further = state is not None and int(state["step"]) > self.position(id)
