@@ -106,9 +106,11 @@ def branch_scalars_at(value: float, model: nn.Module) -> Iterator[None]:
     starts = [parameter.clone() for parameter in scalars]
     for parameter in scalars:
         parameter.fill_(value)
-    yield
-    for parameter, start in zip(scalars, starts, strict=True):
-        parameter.copy_(start)
+    try:
+        yield
+    finally:
+        for parameter, start in zip(scalars, starts, strict=True):
+            parameter.copy_(start)
 
 
 class Surgery:
