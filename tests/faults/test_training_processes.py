@@ -105,7 +105,7 @@ def _in_double(factory: str) -> ModelConfig:
     return ModelConfig(f"support.own_models:{factory}_in_double", "own", num_classes=10, in_channels=1)
 
 
-@pytest.mark.parametrize("factory", ["ghost_batches", "whole_batch", "normalized_blocks"])
+@pytest.mark.parametrize("factory", ["ghost_batches", "whole_batch", "normalized_blocks", "compiled"])
 def test_all_that_a_step_changes_is_as_in_one_process(tmp_path: Path, factory: str) -> None:
     config = replace(_config("batchnorm", epochs=1), model=_in_double(factory), batch_size=704, watch=1)
     assert _train(config, tmp_path / "two", looks=0) == [0, 0]

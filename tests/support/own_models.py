@@ -131,6 +131,14 @@ def whole_batch_in_double() -> nn.Module:
     return _InDouble(build(ModelConfig("wrn10_1", num_classes=10, in_channels=1)))
 
 
+def compiled_in_double() -> nn.Module:
+    """Its additions cannot be seen in the pass that trains."""
+    network = build(ModelConfig("wrn10_1", num_classes=10, in_channels=1))
+    for block in network.blocks:
+        block.compile(backend="eager")
+    return _InDouble(network)
+
+
 def batch_at_test_in_double() -> nn.Module:
     """Normalized by its own statistics, too."""
     model = ModelConfig("wrn10_1", num_classes=10, in_channels=1, batch_statistics_at_test=True)

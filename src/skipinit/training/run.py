@@ -117,14 +117,16 @@ class Run:
         self.optimizer.step()
 
     def is_watched(self, position: int) -> bool:
-        """Whether to measure the step after `position` others; only the first process measures."""
+        """Whether to measure the step after `position` others."""
         every = self.config.watch
-        return every is not None and position % every == 0 and self.world.leads and not self.rounded
+        return every is not None and position % every == 0 and not self.rounded
 
     def measured_step(self, position: int) -> None:
         """The step after `position` others, under a watch.
 
         On the CPU none of its numbers change. On a GPU it is taken beside the graph, and rounds differently.
+        All processes take it, though the first one's measurements count: what is compiled is measured in a
+        pass of its own, in which batch norms wait for the other processes, too.
         """
         from ..probing.watch import Watch  # only where it is needed
 
@@ -133,6 +135,8 @@ class Run:
         with watch:
             self.train_step()
         seen = watch.report()
+        if not self.world.leads:
+            return
         self.measurements.extend(seen.measurements)
         if seen.remark:
             say_once(f"{self.config.model.name}: nothing to watch. {seen.remark}")
