@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import gc
 import sys
+import weakref
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
+from unittest import mock
+from weakref import WeakSet
 
 import pytest
 import torch
 
 from skipinit.config import ModelConfig, TrainConfig
 from skipinit.errors import ConfigError
-from skipinit.sweeping.trainer import Options, Share, best_size, choose_size, train_share
+from skipinit.sweeping import trainer
+from skipinit.sweeping.trainer import (
+    Options,
+    Share,
+    Trainer,
+    Workplace,
+    _steps_per_second,
+    best_size,
+    choose_size,
+    train_share,
+)
 from skipinit.training.control import Stop
 from skipinit.training.protocol import identity
 from skipinit.training.records import Event, Finished, Kept
@@ -58,6 +72,77 @@ def test_a_trial_that_raises_while_packs_are_measured_ends_the_search_and_not_th
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
     place: Any = SimpleNamespace(world=World(torch.device("cuda")), make_run=make_run)
     assert best_size([CIFAR] * 4, place) == 1
+
+
+class _Compiled:
+    """A run that is a part of itself, as modules are that torch has compiled."""
+
+    everywhere: ClassVar[WeakSet[_Compiled]] = WeakSet()
+
+    def __init__(self) -> None:
+        self.itself, self.source = self, mock.MagicMock()
+        self.everywhere.add(self)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A place to train on a GPU, as far as the CPU can tell; `held` is how many runs each new one finds."""
+    for name in ("reset_peak_memory_stats", "synchronize"):
+        monkeypatch.setattr(torch.cuda, name, lambda device: None)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=1))
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 0)
+    monkeypatch.setattr(trainer, "make_executor", lambda *_: mock.MagicMock())
+    held: list[int] = []
+
+    def make_run(config: TrainConfig) -> Any:
+        held.append(len(_Compiled.everywhere))
+        return _Compiled()
+
+    place = SimpleNamespace(world=World(torch.device("cuda")), provenance=None, make_run=make_run, held=held)
+    place.data = lambda name: SimpleNamespace(on_device=True, num_classes=10)
+    gc.disable()  # it comes when it likes
+    yield place
+    gc.enable()
+
+
+def test_runs_of_a_measurement_are_no_memory_of_the_next_one(gpu: Any) -> None:
+    for count in (1, 2):
+        assert _steps_per_second([CIFAR] * count, gpu)
+    assert gpu.held == [0, 0, 1]
+
+
+def test_a_pack_that_does_not_fit_leaves_its_memory_to_its_halves(
+    gpu: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train_together(runs: list[Any], *_: Any) -> None:
+        if len(runs) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(trainer, "train_together", train_together)
+    options, nothing = Options(4, checkpoint_seconds=60), lambda id: (None, 0.0)
+    Trainer(gpu, options, nothing, lambda event: None, Stop()).train([CIFAR] * 4)
+    assert gpu.held == [0, 1, 2, 3, 0, 1, 0, 1]
+
+
+def test_a_data_set_has_left_the_device_when_the_next_one_is_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two may not fit."""
+    place = Workplace(World(torch.device("cpu")))
+    images = weakref.ref(place.make_run(SMALL).source.images)
+    opened: list[str] = []
+
+    def open_next(name: str, device: torch.device) -> Any:
+        assert images() is None
+        opened.append(name)
+
+    gc.disable()
+    try:
+        monkeypatch.setattr(trainer, "open_data", open_next)
+        place.data("digits16")
+    finally:
+        gc.enable()
+    assert opened == ["digits16"]
 
 
 def test_a_worker_keeps_no_checkpoint_of_a_trial_that_has_ended() -> None:

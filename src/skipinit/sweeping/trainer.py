@@ -6,6 +6,7 @@ measured: it is doubled while it fits into memory and that makes all runs togeth
 
 from __future__ import annotations
 
+import gc
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -138,6 +139,7 @@ class Trainer:
 
         A pack that does not fit into the device's memory is halved.
         """
+        _free_memory(self.place.world)
         data, size = self.place.data(configs[0].data), 0
         reporter = Reporter(self.emit, self.options.checkpoint_seconds)
         try:
@@ -208,7 +210,7 @@ def best_size(configs: Sequence[TrainConfig], place: Workplace) -> int:
 def _steps_per_second(configs: Sequence[TrainConfig], place: Workplace) -> float | None:
     """Steps per second of all runs together; None if they do not fit, or one of them raises."""
     device = place.world.device
-    torch.cuda.empty_cache()
+    _free_memory(place.world)
     torch.cuda.reset_peak_memory_stats(device)
     try:
         runs = [place.make_run(config) for config in configs]
@@ -229,6 +231,17 @@ def _steps_per_second(configs: Sequence[TrainConfig], place: Workplace) -> float
     if torch.cuda.max_memory_reserved(device) > MEMORY_SHARE * memory:
         return None
     return _STEPS * len(configs) / elapsed
+
+
+def _free_memory(world: World) -> None:
+    """Free what earlier runs had on a GPU.
+
+    A compiled module refers to itself, so it stays until Python's collector comes, which counts objects, not
+    their memory. What stays would count as memory of the next pack.
+    """
+    if world.device.type == "cuda":
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 class Reporter:

@@ -142,8 +142,10 @@ class DeviceSource:
         device = self.images.device
         self.plan = torch.zeros(4, len(self.labels), dtype=torch.int64, device=device)
         self.places = world.share(torch.arange(config.batch_size, device=device))
-        # On a GPU the dozen small operations of `_gather` become two kernels.
-        self._take = torch.compile(self._gather, dynamic=False) if device.type == "cuda" else self._gather
+        # On a GPU the dozen small operations of `_gather` become two kernels. A method of this object would
+        # be a reference to itself: the images would stay on the device until Python's collector comes.
+        gather = DeviceSource._gather
+        self._take = torch.compile(gather, dynamic=False) if device.type == "cuda" else gather
 
     def begin(self, epoch: int, step: int) -> None:
         """Draw the epoch's order, crops and flips."""
@@ -155,7 +157,7 @@ class DeviceSource:
 
     def batch(self, step: Tensor) -> Batch:
         """Gather, standardize, crop, flip."""
-        return self._take(step)
+        return self._take(self, step)
 
     def _gather(self, step: Tensor) -> Batch:
         place = step % self.steps_per_epoch
