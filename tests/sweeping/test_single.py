@@ -119,6 +119,28 @@ def test_without_a_folder_the_numbers_are_the_same(finished: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "model",
+    [
+        replace(_CONFIG.model, scheme="regularized-skipinit"),
+        ModelConfig("support.own_models:plain_blocks", "own", num_classes=10, in_channels=1),
+    ],
+)
+def test_another_default_device_changes_no_number(tmp_path: Path, model: ModelConfig) -> None:
+    """A script may have set a GPU. The meta device stands for it; there, nothing has any value."""
+    config = replace(_CONFIG, model=model)
+    plain = train(config, device="cpu", progress=False).final
+    with torch.device("meta"):
+        found = train(config, device="cpu", progress=False).final
+        run_sweep(make_grid([config]), tmp_path, device="cpu", progress=False)
+    assert plain is not None
+    assert found is not None
+    with open_store(tmp_path) as store:
+        (trial,) = store.trials()
+    assert trial.last is not None
+    assert trial.last.train_loss == found.train_loss == plain.train_loss
+
+
+@pytest.mark.parametrize(
     ("change", "words"),
     [
         ({"lr": 0.05}, "its lr is 0.025, not 0.05"),

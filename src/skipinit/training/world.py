@@ -12,7 +12,7 @@ import os
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,18 +117,27 @@ def cpu_threads() -> int:
     return max(1, int(given)) if given.isdecimal() else 1
 
 
+def made_on_cpu() -> AbstractContextManager[Any]:
+    """Inside, tensors are made on the CPU unless a device is given, as without `torch.set_default_device`.
+
+    On another one, weights and the order of images could not be drawn by a generator of the CPU.
+    """
+    return nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
+
+
 @contextmanager
 def open_device(device: torch.device) -> Iterator[World]:
     """A world of one process: a GPU becomes the current device, the CPU gets `cpu_threads`."""
     if device.type == "cuda":
         # Streams and graphs are created on the current device.
-        with torch.cuda.device(device):
+        with torch.cuda.device(device), made_on_cpu():
             yield World(device)
         return
     before = torch.get_num_threads()
     torch.set_num_threads(cpu_threads())
     try:
-        yield World(device)
+        with made_on_cpu():
+            yield World(device)
     finally:
         torch.set_num_threads(before)
 
