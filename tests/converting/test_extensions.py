@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import io
 import threading
-from typing import NamedTuple
+from abc import ABC
+from typing import Generic, NamedTuple, TypeVar
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from skipinit import convert, probe
 from skipinit.errors import SkipinitError
 from support.convert_models import scalars
 
+T = TypeVar("T")
 X = torch.randn(16, 8, generator=torch.Generator().manual_seed(0))
 
 
@@ -71,6 +73,32 @@ def test_a_branch_ends_in_a_module_that_returns_anything(output):
     for block in model[:2]:
         expected = expected + 0.5 * F.gelu(F.linear(expected, block.end.layer.weight, block.end.layer.bias))
     torch.testing.assert_close(model[:2](X), expected)
+
+
+class Abstract(ABC, Returns):
+    """Its objects have the layout of the first base."""
+
+
+class General(Generic[T], Returns):
+    pass
+
+
+class AbstractBlock(ABC, Block):
+    def forward(self, x):
+        return x + F.gelu(self.end(self.norm(x)))
+
+
+@pytest.mark.parametrize("kind", [Abstract, General])
+def test_a_layer_is_extended_whatever_its_first_base_is(kind):
+    torch.manual_seed(0)
+    blocks = Block(kind(lambda y: y)), AbstractBlock(nn.Linear(8, 8))
+    model = convert(nn.Sequential(*blocks, nn.Linear(8, 3)), X, alpha=0.5, strict=True).model
+    middle = X + 0.5 * F.gelu(F.linear(X, model[0].end.layer.weight, model[0].end.layer.bias))
+    expected = middle + 0.5 * F.gelu(F.linear(middle, model[1].end.weight, model[1].end.bias))
+    torch.testing.assert_close(model[:2](X), expected)
+    torch.testing.assert_close(copy.deepcopy(model)[:2](X), expected)
+    assert isinstance(model[0].end, kind)
+    assert isinstance(model[1], AbstractBlock)
 
 
 class Sum(nn.Module):

@@ -177,7 +177,17 @@ def _extended_class(base: Any, extensions: Any) -> type[nn.Module]:
         "__qualname__": shown,
         "_get_name": lambda _: shown,
     }
-    return type(base.__name__, (*extensions, base), fields)
+    if nn.Module in _layouts(base):
+        return type(base.__name__, (*extensions, base), fields)
+    # An object changes its class only if its memory has the same layout, which is that of the first base.
+    order = {"mro": lambda kind: [kind, *extensions, *base.__mro__]}
+    kind: type[nn.Module] = type("Extended", (type(base),), order)(base.__name__, (base, *extensions), fields)
+    return kind
+
+
+def _layouts(kind: Any) -> list[type]:
+    """The classes that the layout of a class comes from: of `class Layer(ABC, nn.Module)` it is ABC's."""
+    return [] if kind is None else [kind, *_layouts(kind.__base__)]
 
 
 def _reduce(self: nn.Module, protocol: Any) -> tuple[Any, ...]:
