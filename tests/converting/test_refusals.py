@@ -36,6 +36,12 @@ def quantized():
     return model
 
 
+def prepared_for_quantization():
+    model = ResNet18()
+    model.qconfig = torch.ao.quantization.get_default_qat_qconfig()
+    return torch.ao.quantization.prepare_qat(model)
+
+
 def with_integer_weights():
     model = ResNet18()
     weight = model.fc.weight.detach().mul(100).to(torch.int8)
@@ -68,6 +74,7 @@ MODELS = {
     "is scripted": (lambda: quiet(lambda: torch.jit.script(PreActivationResNet().blocks[0])), IMAGES),
     "layer1 is scripted": (lambda: quiet(with_scripted_part), IMAGES),
     "fc is quantized": (lambda: quiet(quantized), IMAGES),
+    "conv1.weight_fake_quant prepares a quantization": (lambda: quiet(prepared_for_quantization), IMAGES),
     "fc.weight is quantized (int8)": (with_integer_weights, IMAGES),
     "conv1.weight is on the meta device": (on_meta, IMAGES),
     "fc.weight has no size yet": (lazy, IMAGES),

@@ -341,6 +341,8 @@ def test_a_batch_norm_that_is_no_module_is_named():
     said = "InlineNorm runs a batch norm in its own forward, only modules can be folded"
     with pytest.raises(SkipinitError, match=f"no batch norm to fold; 0: {said}"):
         convert(nn.Sequential(InlineNorm()), IMAGES, keep_function=True)
+    with pytest.raises(SkipinitError, match=f"no batch norm to fold; InlineNorm: {said}"):
+        convert(InlineNorm(), IMAGES, keep_function=True)
     model = nn.Sequential(nn.BatchNorm2d(3), InlineNorm())
     with pytest.warns(UserWarning, match=f"left as they were: 1 .{said}"):
         conversion = convert(model, IMAGES, keep_function=True)

@@ -181,6 +181,24 @@ def test_buffers_that_cannot_be_flattened_or_written_are_kept():
     assert torch.equal(model.shift, torch.ones(6))
 
 
+def test_buffers_that_grow_are_as_they_were():
+    """As the observers of a quantization, which start without elements."""
+
+    def observe(m, x):
+        m.least.resize_(6).copy_(x.detach().amin(0))
+        return x + m.a(x)
+
+    model = Function(observe)
+    model.register_buffer("least", torch.empty(0))
+    model.register_buffer("after", torch.arange(3.0))
+    least = model.least
+    first = probe(model, VECTORS)
+    assert model.least is least
+    assert least.shape == (0,)
+    assert model.after.tolist() == [0, 1, 2]
+    assert probe(model, VECTORS).rows == first.rows
+
+
 def test_a_tensor_given_twice_is_one_tensor():
     model = Function(lambda m, a, b: a + m.a(b))
     model.forward = lambda a, b: model.function(model, a, b)

@@ -149,9 +149,11 @@ def _check_convertible(model: nn.Module) -> None:
     for path, module in model.named_modules():
         # `FloatFunctional` adds floating-point values, in a model that is to be quantized later.
         floating = type(module).__name__.endswith("FloatFunctional")
+        here = f"{name}: {path or 'the model itself'}"
         if ".quantized" in type(module).__module__ and not floating:
-            here = f"{name}: {path or 'the model itself'}"
             raise ConfigError(f"{here} is quantized; convert the floating-point model, then quantize that")
+        if type(module).__module__.endswith((".fake_quantize", ".observer")):
+            raise ConfigError(f"{here} prepares a quantization; convert the model before you prepare it")
     check_values(model)
     for path, tensor in model.named_parameters():
         if not (tensor.is_floating_point() or tensor.is_complex()):
@@ -173,8 +175,8 @@ def _check_flow(model: nn.Module, flow: Flow, selection: Selection, plan: Plan) 
         raise SkipinitError(f"{name}: exclude= and only= leave no norm and no residual add to convert")
     if plan.keep_function and not any(is_batch_norm(model.get_submodule(norm)) for norm in flow.norms):
         first = flow.norms[0]
-        why = why_not_folded(model.get_submodule(first), first in flow.over_batch)
-        raise SkipinitError(f"{name} has no batch norm to fold; {first}: {why}; use keep_function=False")
+        why = f"{first or name}: {why_not_folded(model.get_submodule(first), first in flow.over_batch)}"
+        raise SkipinitError(f"{name} has no batch norm to fold; {why}; use keep_function=False")
 
 
 def _disable_inplace(model: nn.Module) -> None:

@@ -318,16 +318,20 @@ def _preserve_buffers(model: nn.Module) -> Iterator[None]:
             groups[tensor.device, tensor.dtype].append(tensor)
     # One copy per device and dtype: thousands of small tensors need more memory than their contents.
     copies = [torch.cat([tensor.detach().flatten() for tensor in group]) for group in groups.values()]
+    shapes = [[tensor.shape for tensor in group] for group in groups.values()]
     try:
         yield
     finally:
         for module, buffers in saved:
             module._buffers.clear()
             module._buffers.update(buffers)
-        for group, copy in zip(groups.values(), copies, strict=True):
-            for tensor, values in zip(group, copy.split([t.numel() for t in group]), strict=True):
-                tensor.detach().copy_(values.view_as(tensor))
-        with torch.no_grad():  # A detached sparse tensor would get the values alone.
+        with torch.no_grad():  # A detached tensor cannot be resized, and a sparse one gets the values alone.
+            for group, copy, sizes in zip(groups.values(), copies, shapes, strict=True):
+                parts = copy.split([shape.numel() for shape in sizes])
+                for tensor, shape, values in zip(group, sizes, parts, strict=True):
+                    if tensor.shape != shape:  # The observers of a quantization start without elements.
+                        tensor.resize_(shape)
+                    tensor.copy_(values.view(shape))
             for tensor, values in sparse:
                 tensor.copy_(values)
 
