@@ -199,6 +199,20 @@ def test_buffers_that_grow_are_as_they_were():
     assert probe(model, VECTORS).rows == first.rows
 
 
+def test_casts_that_autocast_keeps_are_neither_used_nor_left():
+    """In one region: the model has run, is probed, its weights change, and it is probed again."""
+    model = Function(lambda m, x: x + m.a(x))
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        model(VECTORS)
+        ((before,), (add,)) = probe(model, VECTORS).rows, find_residual_adds(model, VECTORS)
+        model.a.weight.mul_(2)
+        model.a.bias.mul_(2)
+        (after,) = probe(model, VECTORS).rows
+        assert torch.is_autocast_cache_enabled()
+    assert set(add.parameters) == {"a.weight", "a.bias"}
+    assert after.branch_variance == pytest.approx(4 * before.branch_variance)
+
+
 def test_a_tensor_given_twice_is_one_tensor():
     model = Function(lambda m, a, b: a + m.a(b))
     model.forward = lambda a, b: model.function(model, a, b)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 
 import numpy as np
@@ -223,6 +224,27 @@ def test_a_lazy_model_is_refused_until_it_has_weights():
     with watch(model, every=1) as watching:
         train(model, sgd(model), 1)
     assert watching.report().blocks == ("1",)
+
+
+def test_weights_that_autocast_has_cast_already_are_those_of_the_model():
+    """As in self-distillation: the model runs without gradients, then it trains, under one autocast."""
+
+    def step(model, first):
+        torch.manual_seed(0)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with watch(model, every=1) as watching:
+            with torch.autocast("cpu", torch.bfloat16):
+                if first:
+                    with torch.no_grad():
+                        model(BATCH)
+                loss = F.cross_entropy(model(BATCH), TARGETS)
+            loss.backward()
+            optimizer.step()
+        return watching.report().measurements
+
+    torch.manual_seed(1)
+    model = nn.Sequential(Block(), Block(), nn.Linear(6, 6))
+    assert step(copy.deepcopy(model), first=True) == step(model, first=False)
 
 
 def test_a_writer_that_cannot_be_called_is_refused_at_once():

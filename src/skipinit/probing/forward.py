@@ -291,9 +291,14 @@ def seeded(seed: int | None) -> Iterator[None]:
 
 @contextmanager
 def _eager_execution() -> Iterator[None]:
-    """Run fused attention layers and compiled modules operation by operation; they hide their additions."""
-    fast_path = torch.backends.mha.get_fastpath_enabled()
+    """Run fused attention layers and compiled modules operation by operation; they hide their additions.
+
+    Autocast neither uses casts of weights that it made before, which have no history in this pass and may be
+    out of date, nor keeps those that it makes now.
+    """
+    fast_path, cache = torch.backends.mha.get_fastpath_enabled(), torch.is_autocast_cache_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
+    torch.set_autocast_cache_enabled(False)
     with ExitStack() as stack:
         if "torch._dynamo" in sys.modules:  # Nothing is compiled otherwise, and importing it takes a second.
             stack.enter_context(torch.compiler.set_stance("force_eager"))
@@ -304,6 +309,7 @@ def _eager_execution() -> Iterator[None]:
             yield
         finally:
             torch.backends.mha.set_fastpath_enabled(fast_path)
+            torch.set_autocast_cache_enabled(cache)
 
 
 @contextmanager

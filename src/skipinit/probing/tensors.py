@@ -59,6 +59,14 @@ def is_signal(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
 
 
+def cast_of(tensor: Tensor) -> Tensor | None:
+    """The parameter that was cast to this tensor, as autocast does once for all passes in its region."""
+    history = tensor.grad_fn
+    if history is None or type(history).__name__ != "ToCopyBackward0":
+        return None
+    return getattr(history.next_functions[0][0], "variable", None)
+
+
 def tensors_in(value: Any) -> Iterator[Tensor]:
     """All tensors in a value, also inside lists, tuples, mappings and dataclasses."""
     if isinstance(value, Tensor):

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from threading import get_ident
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .adds import Paths, TracedAdd, classify, recurrent_adds, sees_skip
+from .modules import Modules
 from .operations import (
     ADDITIONS,
     BATCH_NORMS,
@@ -37,6 +36,7 @@ from .tensors import (
     Operand,
     StackedPairs,
     TensorInfo,
+    cast_of,
     channel_axis,
     channels_of,
     is_signal,
@@ -51,14 +51,6 @@ if TYPE_CHECKING:
 
 _JOINS = (Kind.ATTENTION, Kind.OTHER)
 _RECURRENT = "it joins the gates of a recurrent layer"
-
-
-class ModuleCall(NamedTuple):
-    """A module that is running."""
-
-    module: nn.Module
-    name: str
-    number: int
 
 
 class Tracer(TorchDispatchMode):
@@ -78,13 +70,8 @@ class Tracer(TorchDispatchMode):
         self.rejected: Counter[str] = Counter()
         """How many additions are not residual, by reason."""
         self._order = 0
-        self._names = {module: name for name, module in model.named_modules()}
-        self._calls = [ModuleCall(model, "", 0)]
+        self._modules = Modules(model)
         self._infos: WeakKeyDictionary[Any, TensorInfo] = WeakKeyDictionary()
-        self._owners: dict[Any, nn.Module] = {}
-        for module in model.modules():
-            for parameter in module.parameters(recurse=False):
-                self._owners.setdefault(storage_of(parameter), module)
         self._leaves: WeakKeyDictionary[Any, TensorInfo] = WeakKeyDictionary()
         self._stacks = StackedPairs()
         for tensor in inputs:
@@ -100,34 +87,17 @@ class Tracer(TorchDispatchMode):
         return False
 
     def __enter__(self) -> Tracer:
-        self._thread = get_ident()
-        # Two global hooks instead of two on each of thousands of modules.
-        self._hooks = (
-            register_module_forward_pre_hook(self._enter_module),
-            register_module_forward_hook(self._leave_module, always_call=True),
-        )
+        self._modules.__enter__()
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *exception: Any) -> None:
         super().__exit__(*exception)  # type: ignore[no-untyped-call]
-        for hook in self._hooks:
-            hook.remove()
+        self._modules.__exit__(*exception)
         # A recurrent cell in the user's code is recognized by its second step.
         if recurrent := recurrent_adds(self.adds):
             self.rejected[_RECURRENT] += len(recurrent)
             self.adds = [add for add in self.adds if add not in recurrent]
-
-    def _enter_module(self, module: nn.Module, _: Any) -> None:
-        # A mode is one thread's; hooks also see the model's modules run in others.
-        if module in self._names and get_ident() == self._thread:
-            self._order += 1
-            self._calls.append(ModuleCall(module, self._names[module], self._order))
-
-    def _leave_module(self, module: nn.Module, *_: Any) -> None:
-        # The call of the model itself began before a watch opened its trace.
-        if module in self._names and len(self._calls) > 1 and get_ident() == self._thread:
-            self._calls.pop()
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -141,7 +111,10 @@ class Tracer(TorchDispatchMode):
         read = [value for name, value in kwargs.items() if name not in mutable_arguments(function)]
         tensors = list(tensors_in((*args, *read)))
         storages = [storage_of(tensor) for tensor in tensors]
-        infos = [self._infos.get(storage) for storage in storages]
+        infos = [
+            self._infos.get(storage) or self._cast_before(tensor, storage)
+            for tensor, storage in zip(tensors, storages, strict=True)
+        ]
         data = [info if info is not None and info.node.from_data else None for info in infos]
         parents = tuple(dict.fromkeys(info.node for info in data if info is not None))
         known = [info.node for info in infos if info is not None]
@@ -185,7 +158,7 @@ class Tracer(TorchDispatchMode):
     @property
     def call(self) -> int:
         """The number of the innermost module call that is running."""
-        return self._calls[-1].number
+        return self._modules.running.number
 
     def node_of(self, tensor: Tensor) -> Node | None:
         """The operation that computed a tensor of the pass; None if that is not known."""
@@ -194,7 +167,7 @@ class Tracer(TorchDispatchMode):
 
     def _node(self, kind: Kind, parents: tuple[Node, ...] = (), parameters: tuple[str, ...] = ()) -> Node:
         self._order += 1
-        call = self._calls[-1]
+        call = self._modules.running
         return Node(self._order, kind, parents, module=call.name, call=call.number, parameters=parameters)
 
     def _sources(
@@ -222,6 +195,17 @@ class Tracer(TorchDispatchMode):
             self._leaves[storage] = TensorInfo(leaf)
         return self._leaves[storage]
 
+    def _cast_before(self, tensor: Tensor, storage: Any) -> TensorInfo | None:
+        """What the trace would know about a cast of a parameter if it had not been made before."""
+        parameter = cast_of(tensor)
+        if parameter is None or not (names := self._modules.parameters_in(storage_of(parameter))):
+            return None
+        cast = self._node(Kind.PASS, (), names)
+        cast.sources = self._sources(cast, [parameter], [None])
+        cast.from_data = cast.layered = False
+        self._infos[storage] = TensorInfo(cast)
+        return self._infos[storage]
+
     def _record(self, info: TensorInfo, written: Sequence[Tensor]) -> None:
         node = info.node
         for parent in node.parents:
@@ -236,13 +220,7 @@ class Tracer(TorchDispatchMode):
     def _parameters_in(self, storage: Any) -> tuple[str, ...]:
         """The parameters that a storage without data holds, or that its contents were computed from."""
         info = self._infos.get(storage)
-        if info is not None:
-            return info.node.parameters
-        owner = self._owners.get(storage)
-        if owner is None:
-            return ()
-        named = owner.named_parameters(self._names[owner], recurse=False)
-        return tuple(name for name, parameter in named if storage_of(parameter) is storage)
+        return self._modules.parameters_in(storage) if info is None else info.node.parameters
 
     def _find_add(
         self, node: Node, operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -270,7 +248,7 @@ class Tracer(TorchDispatchMode):
         self, call: int, operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Paths, Operand, Operand] | str:
         """The paths of a residual add, its skip and its branch; or why the addition is none."""
-        if isinstance(self._calls[-1].module, (nn.RNNBase, nn.RNNCellBase)):
+        if isinstance(self._modules.running.module, (nn.RNNBase, nn.RNNCellBase)):
             # They slice one product over all steps, so each step looks like the identity of the last.
             return _RECURRENT
         operands = self._operands(operation, args, kwargs)
