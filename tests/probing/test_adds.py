@@ -411,6 +411,19 @@ def test_one_network_on_two_inputs_is_no_recurrence():
     assert {add.doubt for add in adds} == {None}
 
 
+def test_shared_blocks_may_start_from_a_table_without_data():
+    """As ALBERT's, whose tokens are all of one type."""
+
+    def forward(m, ids):
+        x = F.embedding(ids, m.table) + F.embedding(torch.zeros_like(ids), m.b.weight)
+        for _ in range(2):
+            x = x + m.a(m.norm(x))
+        return x
+
+    adds = find_residual_adds(Function(forward), torch.arange(4)[None])
+    assert [bool(add.doubt) for add in adds] == [True, True]
+
+
 def test_doubtful_adds_say_both_readings():
     shared = find_residual_adds(LoopNet(), VECTORS)
     assert {add.doubt for add in shared} == {"blocks that share their weights, or the steps of a recurrence"}

@@ -130,8 +130,9 @@ class Tracer(TorchDispatchMode):
         kind = kind_of(operation, operands, bool(learned))
         if operation == "div" and len(known) == operands == 2 and divides_by_size(*known):
             kind = Kind.NORM
+        sources = self._sources(kind, parents, tensors, infos)
         node = self._node(kind, parents, learned)
-        node.sources = self._sources(node, tensors, infos)
+        node.sources = sources
         node.parts = parts_read(tensors, storages, data)
         node.constant = constant_of(operation, args) if kind is Kind.SCALE else 1.0
         if parents:
@@ -171,18 +172,22 @@ class Tracer(TorchDispatchMode):
         return Node(self._order, kind, parents, module=call.name, call=call.number, parameters=parameters)
 
     def _sources(
-        self, node: Node, tensors: Sequence[Tensor], infos: Sequence[TensorInfo | None]
+        self,
+        kind: Kind,
+        parents: tuple[Node, ...],
+        tensors: Sequence[Tensor],
+        infos: Sequence[TensorInfo | None],
     ) -> tuple[Node, ...]:
         """The operands that are not data but could be a stream: learned queries, not weights and biases."""
         found: list[Node] = []
         for tensor, info in zip(tensors, infos, strict=True):
             if tensor.dim() < 2 or (info is not None and info.node.from_data):
                 continue
-            if not node.parents:
+            if not parents:
                 found.append(self._leaf(tensor).node if info is None else info.node)
-            elif info is not None and (info.node.layered or node.kind in _JOINS):
+            elif info is not None and (info.node.layered or kind in _JOINS):
                 found.append(info.node)
-            elif info is None and node.kind in _JOINS and self._parameters_in(storage_of(tensor)):
+            elif info is None and kind in _JOINS and self._parameters_in(storage_of(tensor)):
                 found.append(self._leaf(tensor).node)
         return tuple(dict.fromkeys(found))
 
@@ -200,8 +205,9 @@ class Tracer(TorchDispatchMode):
         parameter = cast_of(tensor)
         if parameter is None or not (names := self._modules.parameters_in(storage_of(parameter))):
             return None
+        sources = self._sources(Kind.PASS, (), [parameter], [None])
         cast = self._node(Kind.PASS, (), names)
-        cast.sources = self._sources(cast, [parameter], [None])
+        cast.sources = sources
         cast.from_data = cast.layered = False
         self._infos[storage] = TensorInfo(cast)
         return self._infos[storage]
