@@ -156,6 +156,11 @@ RESIDUAL = {
     "scaled skip and a branch with a norm alone": (lambda m, x: 0.5 * x + m.norm(x).roll(1, 1), 0),
     "learned query": (lambda m, x: m.table + m.a(m.norm(torch.cat([m.table, x])))[:4], 0),
     "learned query, attention": (lambda m, x: m.table + _attention(m, m.table, x), 0),
+    "examples in another order": (lambda m, x: x + m.a(x)[m.b(x).sum(1).argsort()], 0),
+    "an expert of each example": (
+        lambda m, x: x + torch.stack([m.a(x), m.b(x)])[m.c(x).argmax(1) % 2, torch.arange(4)],
+        0,
+    ),
     "query of zeros": (lambda m, x: (q := torch.zeros(4, 6)) + _attention(m, q + m.table, x), 0),
 }
 
@@ -244,6 +249,11 @@ def _experts(m, x, choose):
     return torch.stack([m.c(hidden), m.d(hidden)])[expert, example] + m.table[expert]
 
 
+def _nearest(m, z):
+    """The entry of the table that is nearest to each example."""
+    return torch.cdist(z, m.table).argmin(1)
+
+
 NOT_RESIDUAL = {
     "chain": lambda m, x: m.b(m.a(x).relu()),
     "bias": lambda m, x: m.a(x) + m.table[0],
@@ -270,6 +280,13 @@ NOT_RESIDUAL = {
         (h := m.a(x)[:, None]) is not None and _cascade(m, h.view(4, 3, 2))
     ),
     "identity taken away": lambda m, x: m.a(x) - x,
+    "straight-through quantizer": lambda m, x: (
+        m.a((z := m.b(x)) + (m.c(F.embedding(_nearest(m, z), m.table)) - z).detach())
+    ),
+    "straight-through, one-hot": lambda m, x: (
+        m.a((z := m.b(x)) + (F.one_hot(_nearest(m, z), 4).float() @ m.table - z))
+    ),
+    "residual quantizer": lambda m, x: m.a((z := m.b(x)) - F.embedding(_nearest(m, z), m.table)),
     "attention scores and a learned bias": lambda m, x: (q := m.a(x)) @ q.T + q @ m.table.T,
     "global and local values": lambda m, x: m.d(v := m.c(x)) + m.a(m.b(x).relu()) @ x.T @ v,
     "broadcast": lambda m, x: x + m.a(x.mean(0, keepdim=True)),

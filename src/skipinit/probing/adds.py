@@ -17,8 +17,9 @@ the split.
 
 Through a residual add the stream continues along its skip. Operands whose streams have no common origin, such
 as a position embedding that is added in every layer, are not residual. Whole numbers are no origin: one token
-may choose from several tables. In `x + f(x) + g(x)`, written in one forward, both additions count: the
-partial sum stands for its skip, x.
+may choose from several tables. Nor do they carry a signal if a comparison found them: a quantizer,
+`z + (table[nearest] - z)`, has no layer. In `x + f(x) + g(x)`, written in one forward, both additions count:
+the partial sum stands for its skip, x.
 
 The branch consists of the operations between the origin of the skip and the add. An input from outside, such
 as an encoder's output, is not part of it, and the branch of an inner block belongs to the inner block.
@@ -32,7 +33,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from .operations import Kind, Node, back_from, depth_of, descending_labels, origins, split_paths
+from .operations import Kind, Node, back_from, depth_of, descending_labels, has_layer, origins, split_paths
 from .tensors import Operand, part_of, storage_of
 
 BRANCH_SCALAR = "branch_alpha"
@@ -81,14 +82,14 @@ def classify(a: Node, b: Node, call: int) -> Paths | str:
 
 def _is_apart(fork: Node | None) -> bool:
     """Whether streams that meet there or nowhere are two: lookups of one token in two tables are."""
-    return fork is None or fork.kind is Kind.CHOICE
+    return fork is None or fork.kind in (Kind.CHOICE, Kind.INDEX)
 
 
 def _classify_identity(
     operand: int, skip: list[Node], branch: list[Node], operands: tuple[Node, Node]
 ) -> Paths | str:
     scaled = any(name.endswith(BRANCH_SCALAR) for node in branch for name in node.parameters)
-    if not scaled and not _count(branch, Kind.LINEAR, Kind.NORM):
+    if not scaled and not has_layer(branch):
         return "no layer lies on either operand's path"
     return Paths(operand, tuple(skip), _between(skip, branch, operands[operand], operands[1 - operand]))
 

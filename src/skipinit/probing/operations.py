@@ -34,7 +34,8 @@ class Kind(Enum):
     SHIFT = "addition of something that is not data, such as a bias"
     RESIDUAL = "residual add"
     SIZE = "standard deviation or vector norm"
-    CHOICE = "whole numbers, such as token ids or the expert of each token"
+    CHOICE = "whole numbers, such as token ids"
+    INDEX = "whole numbers that a comparison found, such as the expert of each token"
     OTHER = "anything else"
 
 
@@ -66,6 +67,11 @@ _ACTIVATIONS = {
 _COPIES = {"clone", "_to_copy", "copy", "native_dropout", "contiguous", "constant_pad_nd"}
 ADDITIONS = {"add", "sub", "addcmul", "lerp", "index_add"}
 _SCALINGS = {"mul", "div"}
+COMPARISONS = {
+    "argmax", "argmin", "argsort", "bucketize", "kthvalue", "max", "median", "min", "mode", "multinomial",
+    "nonzero", "searchsorted", "sort", "topk",
+}  # fmt: skip
+"""Operations whose whole numbers tell where something was found. They carry no signal."""
 CHANNELS_SECOND = _CONVOLUTIONS | BATCH_NORMS | _GROUP_NORMS
 """Operations whose result has its channels on the second axis."""
 CHANNELS_LAST = _PRODUCTS | _LAYER_NORMS | _RECURRENT_LAYERS
@@ -234,7 +240,9 @@ def divides_by_size(numerator: Node, denominator: Node) -> bool:
 
 
 def origins(node: Node, learned: bool, along_skips: bool = False) -> tuple[Node, ...]:
-    """The inputs of an operation; with `learned`, also learned tensors."""
+    """The inputs of an operation that carry a signal; with `learned`, also learned tensors."""
+    if node.kind is Kind.INDEX:
+        return ()
     if along_skips and node.stream is not None:
         return (node.stream,)
     return node.parents + node.sources if learned else node.parents
@@ -274,6 +282,17 @@ def depth_of(path: Sequence[Node], end: Node) -> int:
         before = max((depths.get(parent, 0) for parent in node.parents), default=0)
         depths[node] = before + (node.kind is Kind.LINEAR)
     return depths.get(end, 0)
+
+
+def has_layer(path: Sequence[Node]) -> bool:
+    """Whether there is a linear map or a norm, of more than entries of a table that an index chose."""
+    looked_up = set[Node]()
+    for node in path:
+        if node.parents and all(p.kind is Kind.INDEX or p in looked_up for p in node.parents):
+            looked_up.add(node)
+        elif node.kind in (Kind.LINEAR, Kind.NORM):
+            return True
+    return False
 
 
 def back_from(node: Node) -> list[Node]:

@@ -20,6 +20,7 @@ from .modules import Modules
 from .operations import (
     ADDITIONS,
     BATCH_NORMS,
+    COMPARISONS,
     Kind,
     Node,
     constant_of,
@@ -147,7 +148,7 @@ class Tracer(TorchDispatchMode):
         info = TensorInfo(node)
         if written := written_by(function, args, kwargs, result, storages):  # Otherwise the result is a view.
             info.channels = channels_of(operation, written[0], tensors, data)
-            self._record(info, written)
+            self._record(info, written, Kind.INDEX if operation in COMPARISONS else Kind.CHOICE)
             if operation == "stack" and len(tensors) == 2:
                 self._stacks.add(args, written[0], infos)
         if add is not None:
@@ -212,7 +213,8 @@ class Tracer(TorchDispatchMode):
         self._infos[storage] = TensorInfo(cast)
         return self._infos[storage]
 
-    def _record(self, info: TensorInfo, written: Sequence[Tensor]) -> None:
+    def _record(self, info: TensorInfo, written: Sequence[Tensor], numbers: Kind) -> None:
+        """Keep what is known about the results; whole numbers among them are of the kind `numbers`."""
         node = info.node
         for parent in node.parents:
             if parent.kind is Kind.RESIDUAL:
@@ -221,7 +223,7 @@ class Tracer(TorchDispatchMode):
             if tensor.dtype is torch.bool:
                 continue  # A mask carries no signal.
             chosen = node.parents and not is_signal(tensor)
-            self._infos[storage_of(tensor)] = TensorInfo(self._node(Kind.CHOICE, (node,))) if chosen else info
+            self._infos[storage_of(tensor)] = TensorInfo(self._node(numbers, (node,))) if chosen else info
 
     def _parameters_in(self, storage: Any) -> tuple[str, ...]:
         """The parameters that a storage without data holds, or that its contents were computed from."""
