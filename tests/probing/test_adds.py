@@ -318,6 +318,21 @@ def test_two_halves_of_a_tensor_are_coupled_streams(joined, batch):
     assert [add.branch_modules for add in adds] == [(name,) for name in "efghij"]
 
 
+@pytest.mark.parametrize("start", ["zeros", "first"])
+def test_halves_that_are_summed_as_outputs_are_no_coupled_stream(start):
+    """WaveNet's: one half of what a layer gives is added to the stream, the other one to the outputs."""
+
+    def wave(m, x):
+        total = x.new_zeros(4, 3) if start == "zeros" else None
+        for layer in (m.a, m.b, m.c, m.d):
+            ahead, out = layer(torch.cat([x, x], 1).tanh()).chunk(2, 1)
+            x, total = x + ahead, (out if total is None else total + out)
+        return x, total
+
+    adds = find_residual_adds(Function(wave), torch.randn(4, 3))
+    assert [(add.branch_modules, add.skip_is_identity) for add in adds] == [((n,), True) for n in "abcd"]
+
+
 def test_a_bias_of_attention_that_positions_choose_is_no_skip():
     """As in LayoutLMv3: boxes choose the first embeddings, and the biases of all layers."""
 

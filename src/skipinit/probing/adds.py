@@ -34,7 +34,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from .operations import Kind, Node, back_from, depth_of, descending_labels, has_layer, origins, split_paths
-from .tensors import Operand, part_of, storage_of
+from .tensors import Operand, Part, part_of, storage_of
 
 BRANCH_SCALAR = "branch_alpha"
 """The name of the learned scalar that a conversion puts at the end of a branch."""
@@ -115,21 +115,28 @@ def _classify_projection(
 
 
 def sees_skip(paths: Paths, skip: Operand) -> bool:
-    """Whether the branch uses what an identity skip carries, or all the rest of the tensor.
+    """Whether the branch uses what the skip carries, or all the rest of the tensor that it is a part of.
 
-    The rest: two halves of a tensor are two coupled streams, as in reversible networks.
+    The rest: two halves of a tensor are two coupled streams, as in reversible networks. A half that is only
+    added to another stream is none: WaveNet adds one half to its stream and the other to its outputs.
     """
-    part, origin = part_of(skip.tensor, storage_of(skip.tensor)), skip.info.node
-    if paths.skip or part is None:
-        return True
-    used = [
-        [read for parent, read in node.parts if parent is origin]
-        for node in paths.branch
-        if origin in node.parents
-    ]
-    return not used or any(
-        not reads or any(part.overlaps(read) or part.completes(read) for read in reads) for reads in used
-    )
+    carried = [(skip.info.node, part_of(skip.tensor, storage_of(skip.tensor)))]
+    if paths.skip:
+        read = [(node, parent) for node in paths.skip for parent in node.parents if parent not in paths.skip]
+        carried = [(parent, part) for node, parent in read for part in _parts_of(parent, node)]
+    seen = []
+    for origin, part in carried:
+        if part is None:
+            return True
+        for node in (node for node in paths.branch if origin in node.parents):
+            parts, coupled = _parts_of(origin, node), node.stream in (None, origin)
+            seen += [p is None or part.overlaps(p) or (coupled and part.completes(p)) for p in parts]
+    return not seen or any(seen)
+
+
+def _parts_of(origin: Node, node: Node) -> list[Part | None]:
+    """The parts of the result of `origin` that an operation used; None stands for all of it."""
+    return [part for parent, part in node.parts if parent is origin] or [None]
 
 
 def _between(skip: list[Node], branch: list[Node], origin: Node, end: Node) -> tuple[Node, ...]:
