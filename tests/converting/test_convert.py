@@ -243,6 +243,21 @@ def test_post_norm_is_converted_with_a_warning():
     assert torch.equal(converted.eval()(TOKENS), TOKENS)
 
 
+def test_post_norm_is_named_also_where_a_factor_follows():
+    """DeepNet's: norm(2 x + f(x))."""
+
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dense, self.norm = nn.Linear(16, 16), nn.LayerNorm(16)
+
+        def forward(self, x):
+            return self.norm(F.dropout(2 * x, 0.1, self.training) + self.dense(x))
+
+    with pytest.warns(UserWarning, match=r"0.norm, 1.norm: the skip path went"):
+        convert(nn.Sequential(Layer(), Layer(), Layer()), TOKENS)
+
+
 def test_norm_that_carries_its_activation():
     """As timm's BatchNormAct2d does: the norm goes, the activation stays under its name."""
 

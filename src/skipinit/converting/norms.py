@@ -189,11 +189,14 @@ def _entries(nodes: Iterable[Node]) -> Mapping[tuple[str, int], set[Node]]:
 
 
 def norms_on_skip(adds: Sequence[TracedAdd], norms: set[str]) -> tuple[str, ...]:
-    """Norms of an earlier sum that make a skip operand, and norms on a skip without weights."""
+    """Norms of an earlier sum that make a skip operand or a multiple, and norms on a skip without weights."""
     found: list[str] = []
     for add in adds:
-        if add.skip.module in norms and _normalizes_sum(add.skip):
-            found.append(add.skip.module)
+        skip = add.skip
+        while skip.module not in norms and skip.kind in (Kind.SCALE, Kind.PASS) and len(skip.parents) == 1:
+            skip = skip.parents[0]
+        if skip.module in norms and _normalizes_sum(skip):
+            found.append(skip.module)
         if not any(node.kind is Kind.LINEAR for node in add.paths.skip):
             found.extend(node.module for node in add.paths.skip if node.module in norms)
     within = {node.module for add in adds for node in add.paths.branch}  # Branches of blocks around the add.
