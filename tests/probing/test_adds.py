@@ -280,11 +280,11 @@ NOT_RESIDUAL = {
         (h := m.a(x)[:, None]) is not None and _cascade(m, h.view(4, 3, 2))
     ),
     "identity taken away": lambda m, x: m.a(x) - x,
-    "straight-through quantizer": lambda m, x: (
-        m.a((z := m.b(x)) + (m.c(F.embedding(_nearest(m, z), m.table)) - z).detach())
+    "straight-through quantizer": lambda m, x: m.a(
+        (z := m.b(x)) + (m.c(F.embedding(_nearest(m, z), m.table)) - z).detach()
     ),
-    "straight-through, one-hot": lambda m, x: (
-        m.a((z := m.b(x)) + (F.one_hot(_nearest(m, z), 4).float() @ m.table - z))
+    "straight-through, one-hot": lambda m, x: m.a(
+        (z := m.b(x)) + (F.one_hot(_nearest(m, z), 4).float() @ m.table - z)
     ),
     "residual quantizer": lambda m, x: m.a((z := m.b(x)) - F.embedding(_nearest(m, z), m.table)),
     "attention scores and a learned bias": lambda m, x: (q := m.a(x)) @ q.T + q @ m.table.T,
