@@ -117,6 +117,31 @@ def test_a_first_branch_that_adds_nothing_does_not_hide_how_the_others_grow(bran
     assert fit_growth(variances, branches).law == law
 
 
+@pytest.mark.parametrize("branches", [[0, 1.5, 0, 0], [1.5, 0, 1.5, 0], [0, 0, 1.5, 1.5, 1.5]])
+def test_branches_that_start_at_nothing_do_not_make_others_grow(branches):
+    """As in diffusion models, whose convolutions at the ends of branches start at 0, but not all layers do."""
+    variances = list(accumulate(map(float, branches[:-1]), initial=1.0))
+    assert fit_growth(variances, branches).law == "linear"
+
+
+def test_branches_of_which_every_second_is_nothing_explode():
+    """Doubled by every second block, the variance grows by sqrt(2) a block: that is said, and SkipInit advised."""
+    alphas = [torch.ones(6), *[torch.zeros(6), torch.zeros(6), torch.ones(6)] * 5]
+
+    def double(m, x):
+        for alpha in alphas:
+            x = x + alpha * x.roll(1, 1) @ m.rotation
+        return x
+
+    model = Function(double)
+    model.rotation = nn.Parameter(nn.init.orthogonal_(torch.empty(6, 6)))
+    verdict = probe(model, vectors(64)).verdict
+    assert verdict.typical_branch_share == 0
+    assert verdict.growth.law == "exponential"
+    assert verdict.growth.rate == pytest.approx(2 ** (1 / 3), rel=0.2)
+    assert "scale each branch by a learned scalar" in verdict.text
+
+
 def test_a_skip_that_grows_by_itself_is_not_blamed_on_normalized_branches():
     report = probe(Normalized(8, nn.Identity(), factor=2.0), torch.randn(256, 32))
     assert report.verdict.growth.law == "exponential"

@@ -72,7 +72,7 @@ def _add_up(variances: Sequence[float], branches: Sequence[float], slope: float)
     The branches of an unnormalized network repeat the variance of the skip; normalized ones start anew. A sum
     has at most the variance (sqrt(v) + sqrt(b))^2; what grows faster grows on the skip path.
     """
-    if slope <= 0 or min(branches, default=0.0) <= 0:
+    if slope <= 0 or max(branches, default=0.0) <= 0:
         return False
     steps = zip(pairwise(variances), branches, strict=False)
     # Weighted by its share of the sum: a branch that adds next to nothing does not show how branches grow.
@@ -100,7 +100,7 @@ def _levels_off_at(variances: Sequence[float], branches: Sequence[float], linear
     for branch in branches[:-1]:
         course.append(kept * (course[-1] + branch))
     level = _level(kept, branches)
-    near = max(shares) < 1 and level <= CONSTANT_WITHIN * variances[-1]
+    near = max(shares) < 1 and 0 < level <= CONSTANT_WITHIN * variances[-1]
     return level if near and _error(map(math.log, course), variances) < linear else None
 
 
@@ -129,7 +129,10 @@ def _level(kept: float, branches: Sequence[float]) -> float:
 
 
 def _log_slope(values: Sequence[float], weights: Sequence[float]) -> float:
-    return _least_squares(range(len(values)), [math.log(v) for v in values], weights)[1]
+    """Of those that are not 0: a branch that starts at 0 does not show how branches grow."""
+    points = [(x, math.log(v), w) for x, (v, w) in enumerate(zip(values, weights, strict=True)) if v > 0]
+    xs, ys, given = zip(*points, strict=True)
+    return _least_squares(xs, ys, given)[1]
 
 
 def _least_squares(xs: Sequence[float], ys: Sequence[float], weights: Sequence[float]) -> tuple[float, float]:

@@ -51,7 +51,7 @@ def judge(report: ProbeReport) -> Verdict:
         return Verdict(None, None, None, Growth("unknown", None, 0), _explain_no_rows(report))
     share = median(row.branch_share for row in rows)
     worst = max(rows, key=lambda row: abs(row.branch_share - 0.5))
-    _, growth = _telling_run(report)
+    run, growth = _telling_run(report)
     doubtful = [add.name for add in report.adds if add.doubt]
     sentences = [
         _say_bias(share),
@@ -59,7 +59,7 @@ def judge(report: ProbeReport) -> Verdict:
         *([_say_doubt(report.adds, doubtful)] if doubtful else []),
         _say_growth(growth),
         _say_theory(predict(report), rows),
-        _advise(report, growth, share),
+        _advise(report, growth, share, idle=all(rows[index].branch_variance == 0 for index in run)),
     ]
     if report.first_nonfinite:
         sentences.insert(0, f"NaN or infinity first appears in {report.first_nonfinite}; rows end before it.")
@@ -150,10 +150,10 @@ def _say_theory(prediction: Prediction | None, rows: Sequence[ProbeRow]) -> str:
     )
 
 
-def _advise(report: ProbeReport, growth: Growth, share: float) -> str:
+def _advise(report: ProbeReport, growth: Growth, share: float, idle: bool) -> str:
     limited = _limits_depth(growth)
     exploding = limited and _rate(growth) > 1
-    if exploding and share == 0:
+    if exploding and idle:
         return (
             "Advice: the branches contribute nothing yet, so the variance changes on the skip path: look at "
             "the layers and scales there."
