@@ -119,13 +119,13 @@ def test_a_first_branch_that_adds_nothing_does_not_hide_how_the_others_grow(bran
 
 @pytest.mark.parametrize("branches", [[0, 1.5, 0, 0], [1.5, 0, 1.5, 0], [0, 0, 1.5, 1.5, 1.5]])
 def test_branches_that_start_at_nothing_do_not_make_others_grow(branches):
-    """As in diffusion models, whose convolutions at the ends of branches start at 0, but not all layers do."""
+    """As in diffusion models: convolutions that end a branch start at 0, attention does not."""
     variances = list(accumulate(map(float, branches[:-1]), initial=1.0))
     assert fit_growth(variances, branches).law == "linear"
 
 
-def test_branches_of_which_every_second_is_nothing_explode():
-    """Doubled by every second block, the variance grows by sqrt(2) a block: that is said, and SkipInit advised."""
+def test_branches_of_which_most_start_at_nothing_explode():
+    """Every third block doubles the variance: that is said, and SkipInit advised."""
     alphas = [torch.ones(6), *[torch.zeros(6), torch.zeros(6), torch.ones(6)] * 5]
 
     def double(m, x):
