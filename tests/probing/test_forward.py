@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import random
 import threading
@@ -118,6 +119,14 @@ def test_inputs_that_do_not_fit():
 def test_scripted_part_is_refused():
     model = nn.Sequential(nn.Linear(6, 6), torch.jit.script(nn.Sequential(nn.BatchNorm1d(6))))
     assert "Sequential: 1 is scripted" in _error(model, VECTORS)
+
+
+def test_a_model_made_in_inference_mode_is_refused_and_a_copy_of_it_is_not():
+    with torch.inference_mode():
+        model = nn.Sequential(nn.BatchNorm1d(6), Function(lambda m, x: x + m.a(x)))
+        with pytest.raises(ConfigError, match=r"made under torch.inference_mode.*give a copy.deepcopy of it"):
+            probe(model, VECTORS)
+    assert len(probe(copy.deepcopy(model), VECTORS).rows) == 1
 
 
 def test_targets_that_do_not_fit():

@@ -317,6 +317,9 @@ def _preserve_buffers(model: nn.Module) -> Iterator[None]:
     """Restore the same tensor objects with the same contents, whether they were written or replaced."""
     saved = [(module, dict(module._buffers)) for module in model.modules() if module._buffers]
     tensors = [tensor for _, buffers in saved for tensor in buffers.values() if tensor is not None]
+    if any(tensor.is_inference() for tensor in tensors):
+        reason = "was made under torch.inference_mode, so its buffers cannot be written"
+        raise ConfigError(f"{type(model).__name__} {reason}; give a copy.deepcopy of it, made outside")
     sparse = [(tensor, tensor.detach().clone()) for tensor in tensors if tensor.layout is not torch.strided]
     groups: defaultdict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
     for tensor in tensors:
