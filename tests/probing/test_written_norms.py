@@ -7,7 +7,7 @@ import torch
 
 from skipinit.probing.measure import find_residual_adds, probe
 from support.probe_models import vectors
-from support.written_norms import TWINS, CosineAttention, ResponseNorm, WrittenNorm, network
+from support.written_norms import TWINS, CosineAttention, ResponseNorm, WrittenNorm, by_each_value, network
 
 X = vectors(64)
 
@@ -23,8 +23,9 @@ def test_a_written_norm_is_read_like_that_of_torch(written):
     assert str(ours.verdict) == str(torchs.verdict)
 
 
-def test_what_only_looks_like_a_norm_is_none():
-    assert not any(add.normalized for add in find_residual_adds(network(ResponseNorm), X))
+@pytest.mark.parametrize("layer", [ResponseNorm, lambda: WrittenNorm(by_each_value)])
+def test_what_only_looks_like_a_norm_is_none(layer):
+    assert not any(add.normalized for add in find_residual_adds(network(layer), X))
 
 
 def test_a_scale_by_a_learned_deviation_is_no_norm():

@@ -40,6 +40,11 @@ def by_power(x: Tensor) -> Tensor:
     return x * (x.pow(2).mean(-1, keepdim=True) + 1e-6).pow(-0.5)
 
 
+def by_each_value(x: Tensor) -> Tensor:
+    """No norm: each value for itself, as a diffusion model is scaled by its noise."""
+    return x / (x**2 + 1).sqrt()
+
+
 TWINS: dict[Callable[[Tensor], Tensor], Callable[[], nn.Module]] = {
     by_deviation: lambda: nn.LayerNorm(WIDTH, elementwise_affine=False),
     by_root_of_variance: lambda: nn.LayerNorm(WIDTH, elementwise_affine=False),

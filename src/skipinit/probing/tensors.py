@@ -130,6 +130,12 @@ def parts_read(
     return tuple((node, part) for node, part in parts if part is not None)
 
 
+def has_more_values(tensor: Tensor, other: Tensor) -> bool:
+    """Whether some of its values meet the same value of the other tensor, which may be expanded."""
+    held = storage_of(other).nbytes() // other.itemsize
+    return tensor.numel() > min(other.numel(), held)
+
+
 class StackedPairs:
     """Pairs of tensors that `torch.stack` joined. A sum over the new axis adds the two."""
 

@@ -40,6 +40,7 @@ from .tensors import (
     cast_of,
     channel_axis,
     channels_of,
+    has_more_values,
     is_signal,
     parts_read,
     storage_of,
@@ -129,8 +130,8 @@ class Tracer(TorchDispatchMode):
             return function(*args, **kwargs)
         operands = sum(info is not None for info in data) if parents else 1
         kind = kind_of(operation, operands, bool(learned))
-        if operation == "div" and len(known) == operands == 2 and divides_by_size(*known):
-            kind = Kind.NORM
+        if operation == "div" and len(known) == operands == 2 and has_more_values(*tensors):
+            kind = Kind.NORM if divides_by_size(*known) else kind
         sources = self._sources(kind, parents, tensors, infos)
         node = self._node(kind, parents, learned)
         node.sources = sources
