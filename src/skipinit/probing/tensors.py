@@ -132,7 +132,7 @@ def parts_read(
 
 def has_more_values(tensor: Tensor, other: Tensor) -> bool:
     """Whether some of its values meet the same value of the other tensor, which may be expanded."""
-    held = storage_of(other).nbytes() // other.itemsize
+    held: int = storage_of(other).nbytes() // other.itemsize
     return tensor.numel() > min(other.numel(), held)
 
 
