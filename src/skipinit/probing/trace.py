@@ -130,8 +130,9 @@ class Tracer(TorchDispatchMode):
             return function(*args, **kwargs)
         operands = sum(info is not None for info in data) if parents else 1
         kind = kind_of(operation, operands, bool(learned))
-        if operation == "div" and len(known) == operands == 2 and has_more_values(*tensors):
-            kind = Kind.NORM if divides_by_size(*known) else kind
+        divides = operation == "div" and len(known) == operands == 2
+        if divides and has_more_values(*tensors) and divides_by_size(*known):
+            kind = Kind.NORM
         sources = self._sources(kind, parents, tensors, infos)
         node = self._node(kind, parents, learned)
         node.sources = sources
