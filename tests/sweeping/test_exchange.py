@@ -118,6 +118,26 @@ def test_measurements_up_to_the_further_checkpoint_stay(tmp_path: Path, order: t
         assert [each.step for each in store.measurements(identity(FIRST))] == [0, 5, 10]
 
 
+@pytest.mark.parametrize(("accuracy", "steps"), [(50.0, [0, 5]), (60.0, [])])
+def test_of_equal_results_the_one_that_was_watched_brings_its_measurements(
+    tmp_path: Path, accuracy: float, steps: list[int]
+) -> None:
+    """Those of a result that disagrees are of another training."""
+    run(tmp_path / "plain", FIRST, "finished")
+    with open_writer(tmp_path / "watched") as writer:
+        writer.add([FIRST])
+        writer.start(identity(FIRST), HERE, classes=10)
+        writer.measure(identity(FIRST), [Measurement(step, ()) for step in (0, 5)])
+    run(tmp_path / "watched", FIRST, "finished", accuracy)
+    before = contents(tmp_path / "plain")
+    for _ in range(2):
+        with open_store(tmp_path / "watched") as store, open_writer(tmp_path / "plain") as writer:
+            merge_sweep(writer, store)
+    assert contents(tmp_path / "plain") == before
+    with open_store(tmp_path / "plain") as store:
+        assert [each.step for each in store.measurements(identity(FIRST))] == steps
+
+
 def checkpoint(folder: Path, config: TrainConfig, step: int) -> Path:
     """A checkpoint file with only what a merge reads."""
     path = Checkpoints(folder).path(identity(config))

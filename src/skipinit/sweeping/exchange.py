@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
@@ -18,7 +18,6 @@ from ..config import to_dict
 from ..errors import ConfigError, DataError
 from ..files import read_whole, write_whole
 from ..notation import check_value
-from ..probing.history import Measurement
 from ..provenance import Provenance
 from ..training.protocol import identity, settled_from_dict
 from ..training.records import RESULTS, EpochRecord, Trial, is_gapless
@@ -60,7 +59,7 @@ def merge_sweep(writer: Writer, sweep: Store) -> Merged:
         ours, states = _checkpoints(writer), writer.states()
         unfinished = [id for id in theirs.ids() if states.get(id) not in RESULTS]
         taken = sum(ours.take(id, theirs) for id in unfinished)
-    return replace(merge(writer, entries(sweep), sweep.measurements, theirs), checkpoints=taken)
+    return replace(merge(writer, entries(sweep), sweep, theirs), checkpoints=taken)
 
 
 def _has_checkpoints(store: Store) -> bool:
@@ -77,15 +76,15 @@ def _checkpoints(store: Store) -> Checkpoints:
 def merge(
     writer: Writer,
     source: Iterable[Entry],
-    measured: Callable[[str], Iterable[Measurement]] = lambda id: (),
+    sweep: Store | None = None,
     theirs: Checkpoints | None = None,
 ) -> Merged:
-    """Take over the trials of `source` that are further, with their measurements; all of them or none.
+    """Take over the trials of `source` that are further, with their measurements in `sweep`; all or none.
 
     A result beats a failure beats running beats pending; among equals the longer curve wins. Of two results
-    that disagree the writer's stays, and is named. Measurements of both are kept, because the checkpoint may
-    be further than the trial that wins. A trial that gets a result loses its checkpoint, unless `theirs` has
-    one: a single run keeps its network.
+    that disagree the writer's stays, and is named. Otherwise measurements of both are kept: the checkpoint
+    may be further than the trial that wins, and of two equal results one may have been watched. A trial that
+    gets a result loses its checkpoint, unless `theirs` has one: a single run keeps its network.
     """
     tally: Counter[str] = Counter()
     conflicts: list[str] = []
@@ -108,10 +107,10 @@ def merge(
                 yield trial, curve
             else:
                 tally["kept"] += 1
-                if not mine.has_result and any(measured(trial.id)):
+                if sweep and not sweep.measured_steps(trial.id) <= writer.measured_steps(trial.id):
                     yield mine, writer.curve(mine.id)  # for the measurements
 
-    writer.put(better(), measured)
+    writer.put(better(), sweep.measurements if sweep else lambda id: ())
     if overtaken and (theirs or _has_checkpoints(writer)):
         ours = _checkpoints(writer)
         for id in overtaken:

@@ -74,10 +74,7 @@ ON CONFLICT (id) DO UPDATE SET
     started = excluded.started, ended = excluded.ended, seconds = excluded.seconds
 RETURNING key
 """
-_INSERT_EPOCH = f"""
-INSERT OR REPLACE INTO metrics (trial, {EPOCH_COLUMNS})
-VALUES (?, ?, ?, ?, ?, ?, ?, ?)
-"""
+_INSERT_EPOCH = f"INSERT OR REPLACE INTO metrics (trial, {EPOCH_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 _TRY_AGAIN = "UPDATE trials SET state = 'pending' WHERE id = ? AND state = 'failed'"
 _WAIT_AGAIN = "UPDATE trials SET state = 'pending' WHERE state = 'running'"
 # A start clears the reason: what waits and has one is a failure that was not tried again.
@@ -152,6 +149,10 @@ class Store:
         """The measurements of a trial, by step."""
         rows = self._whole_rows(_SELECT_MEASUREMENTS, id)
         return [Measurement.from_dict({"step": step, "rows": json.loads(blocks)}) for step, blocks in rows]
+
+    def measured_steps(self, id: str) -> set[int]:
+        """The steps of the measurements of a trial."""
+        return {step for step, _ in self._whole_rows(_SELECT_MEASUREMENTS, id)}
 
     def _whole_rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
         """The rows of a query, without its last column, which says whether the checksum is right."""
