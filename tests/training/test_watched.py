@@ -172,7 +172,7 @@ def test_a_sweep_is_watched_by_the_command_that_runs_it(
     assert first == _measurements(watched)[0]
     assert [each.step for each in second] == [0, 2, 4, 6, 8]
     with open_store(tmp_path / "sweep") as store, open_writer(tmp_path / "merged") as writer:
-        merge(writer, entries(store), store.measurements)
+        merge(writer, entries(store), store)
     assert _measurements(tmp_path / "merged") == [first, second]
 
 
@@ -186,6 +186,14 @@ def test_the_report_has_one_heat_map_of_share_and_one_of_alpha(watched: Path, tm
     assert "<script" not in page
     addresses = re.findall(r'(?:href|src)="([^"#][^"]*)"', page)
     assert all(address.startswith("data:") for address in addresses)
+
+
+def test_the_report_shows_each_training_once_as_far_as_it_was_measured(watched: Path, tmp_path: Path) -> None:
+    with open_writer(tmp_path / "early") as writer, open_store(watched) as store:
+        [trial] = store.trials()
+        writer.put([(trial, store.curve(trial.id))], lambda id: store.measurements(id)[:2])
+    page = skipinit.report([tmp_path / "early", watched, watched], tmp_path / "page.html").read_text()
+    assert re.findall(r"\d+ measurements of \d+ blocks", page) == ["5 measurements of 3 blocks"]
 
 
 def test_nothing_to_watch_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

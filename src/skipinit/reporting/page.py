@@ -48,10 +48,19 @@ def report(folders: str | Path | Iterable[str | Path], out: str | Path = "report
     for read in (place / FILE if place.is_dir() else place for place in places):
         if path.exists() and read.exists() and path.samefile(read):
             raise ConfigError(f"{path}: the report would replace the results it reads; give another path")
-    seen = [each for place in places if (place / FILE).exists() for each in watched(place).values()]
-    html = make_page(collect(places), seen)
+    html = make_page(collect(places), _watched_in(places))
     write_whole(path, lambda file: file.write(html.encode()))
     return path
+
+
+def _watched_in(places: Iterable[Path]) -> list[WatchReport]:
+    """The watched trainings, each once; of several copies, the one with most measurements."""
+    seen: dict[str, WatchReport] = {}
+    for place in (place for place in places if (place / FILE).exists()):
+        for id, each in watched(place).items():
+            if id not in seen or len(each.steps) > len(seen[id].steps):
+                seen[id] = each
+    return [*seen.values()]
 
 
 @dataclass(frozen=True)
