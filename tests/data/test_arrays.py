@@ -98,6 +98,9 @@ REFUSED: dict[str, Callable[[Arrays], Arrays]] = {
     "test_labels is -1 at the least; it must be classes counted from 0": _with(
         "test_labels", lambda labels: labels - 1
     ),
+    "train_labels is -1 at the least": _with(
+        "train_labels", lambda labels: (labels.astype(np.int64) - 1).astype(np.uint64)
+    ),
     "not an .npz file of plain arrays (Object arrays cannot be loaded": _with(
         "train_labels", lambda labels: labels.astype(object)
     ),

@@ -172,6 +172,7 @@ def _labelled(path: str, part: str, arrays: dict[str, NDArray[Any]]) -> Labelled
         refuse("labels", f"{labels.dtype} of shape {labels.shape}", "whole numbers of shape (N,)")
     if len(labels) != len(images):
         refuse("labels", f"of length {len(labels)}", f"as long as {part}_images, {len(images)}")
-    if labels.min() < 0:
-        refuse("labels", f"{labels.min()} at the least", "classes counted from 0")
-    return Labelled(np.ascontiguousarray(images), labels.astype(np.int64))
+    classes = labels.astype(np.int64)  # in which a -1 that became 2^64 - 1 is -1 again
+    if classes.min() < 0:
+        refuse("labels", f"{classes.min()} at the least", "classes counted from 0")
+    return Labelled(np.ascontiguousarray(images), classes)
