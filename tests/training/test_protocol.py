@@ -105,6 +105,33 @@ def test_two_ways_to_write_a_run_have_one_identity() -> None:
         assert identity(other) != identity(config)
 
 
+@pytest.mark.parametrize(
+    ("data", "augment", "padded"),
+    [
+        ("cifar10", True, True),
+        ("cifar10", False, False),
+        ("digits", True, True),
+        ("digits", False, False),
+        ("gaussian", True, False),  # whose images are not cropped
+        ("imagenet", True, False),  # of photographs only what is there is taken
+        ("a/folder", True, False),
+        ("mine.npz", True, True),
+        ("mine.npz", False, False),
+    ],
+)
+def test_the_padding_of_crops_makes_another_run_only_where_crops_are_padded(
+    data: str, augment: bool, padded: bool
+) -> None:
+    model = replace(_MODEL, num_classes=10, in_channels=3 if data != "digits" else 1)
+    usual = make_train_config(model, data, augment=augment)
+    given = {
+        make_train_config(model, data, augment=augment, crop_padding=padding)
+        for padding in ("zero", "reflect", "symmetric")
+    }
+    assert usual in given
+    assert len({identity(config) for config in given}) == len(given) == (3 if padded else 1)
+
+
 def test_classes_and_channels_are_those_of_the_data_unless_given() -> None:
     """Digits: 10 classes in one channel."""
     for given, expected in (

@@ -15,7 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..config import ClassifierInit, ModelConfig, TrainConfig, train_from_dict
+from ..config import ClassifierInit, CropPadding, ModelConfig, TrainConfig, train_from_dict
 from ..data.catalog import DATA_SETS, describe
 from ..errors import ConfigError, DataError
 from ..nets.own import is_own, name_factory
@@ -37,7 +37,7 @@ class Defaults:
     lr_normalized: float
     lr_unnormalized: float
     augment: bool = True
-    crop_padding: str = "zero"
+    crop_padding: CropPadding = "zero"
     classifier_init: ClassifierInit | None = None
 
 
@@ -76,7 +76,7 @@ def make_train_config(
     for name in given:
         if name not in known:
             raise ConfigError(f"training option {name!r} is not known; there are {', '.join(sorted(known))}")
-    default = _BY_DATA.get(data, _ARRAYS if data.endswith(".npz") else _IMAGENET)
+    default = _defaults(data)
     options: dict[str, Any] = {"lr": 1.0, **{name: getattr(default, name) for name in _CHOSEN}}
     options |= {name: value for name, value in given.items() if value is not None}
     takes_start = not is_own(model.name) and not find_scheme(model.scheme).fixup
@@ -84,6 +84,10 @@ def make_train_config(
         model = replace(model, classifier_init=default.classifier_init)
     config = settle(TrainConfig(model=model, data=data, **options))
     return config if given.get("lr") is not None else replace(config, lr=_rate(config, default))
+
+
+def _defaults(data: str) -> Defaults:
+    return _BY_DATA.get(data, _ARRAYS if data.endswith(".npz") else _IMAGENET)
 
 
 def name_data(data: Any) -> str:
@@ -109,7 +113,8 @@ def _rate(config: TrainConfig, default: Defaults) -> float:
 def settle(config: TrainConfig) -> TrainConfig:
     """The same run with every option explicit, so that two ways to write a run give one config.
 
-    A ghost batch as large as the batch is none. A network that the paper does not define is refused.
+    A ghost batch as large as the batch is none. Where no crop is padded, the padding is the data set's. A
+    network that the paper does not define is refused.
     """
     model = config.model
     if config.convert is not None and not is_own(model.name):
@@ -126,7 +131,16 @@ def settle(config: TrainConfig) -> TrainConfig:
     if model.ghost_batch == config.batch_size:
         model = replace(model, ghost_batch=None)
     model = settle_model(model)
-    return config if model == config.model else replace(config, model=model)
+    padding = config.crop_padding if _pads_crops(config) else _defaults(config.data).crop_padding
+    if (model, padding) == (config.model, config.crop_padding):
+        return config
+    return replace(config, model=model, crop_padding=padding)
+
+
+def _pads_crops(config: TrainConfig) -> bool:
+    """Whether training images are padded; photographs are cropped without."""
+    entry = DATA_SETS.get(config.data)
+    return config.augment and (config.data.endswith(".npz") if entry is None else entry.padding > 0)
 
 
 def steps_per_epoch(examples: int, config: TrainConfig) -> int:
