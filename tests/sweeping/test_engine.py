@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import shutil
@@ -24,6 +25,7 @@ from skipinit.sweeping.exchange import entries, merge
 from skipinit.sweeping.grid import Grid
 from skipinit.sweeping.single import train
 from skipinit.sweeping.store import Writer, open_store, open_writer
+from skipinit.training import control
 from skipinit.training.control import Stop
 from skipinit.training.protocol import identity
 from skipinit.training.records import Event, Recorded, Trial
@@ -283,6 +285,19 @@ def test_the_folder_of_a_run_takes_no_other_trials(tmp_path: Path) -> None:
         _sweep([SMALL, replace(SMALL, seed=1)], tmp_path)
     assert _sweep([SMALL], tmp_path) == Outcome(1, 0, 0), "the run itself is one"
     assert train(SMALL, tmp_path, device="cpu", progress=False).state == "finished"
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_a_log_gets_lines_within_an_epoch(
+    tmp_path: Path, cores: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    minutes = itertools.count(step=61)
+    monkeypatch.setattr(control, "time", SimpleNamespace(monotonic=lambda: float(next(minutes))))
+    monkeypatch.setattr("skipinit.sweeping.workers.usable_cores", lambda: cores)
+    trials = tuple(replace(SMALL, epochs=1, seed=seed) for seed in range(cores))
+    run_sweep(Grid(trials), tmp_path, device="cpu")
+    lines = capsys.readouterr().err.splitlines()
+    assert lines.count(f"epochs of all trials, 0/{cores}") > 2
 
 
 def test_a_failed_trial_makes_the_exit_code_three(tmp_path: Path, second_a_step: None) -> None:

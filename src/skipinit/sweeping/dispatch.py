@@ -160,6 +160,7 @@ class Dispatcher:
         self.tasks[task] = configs
 
     def _receive(self) -> None:
+        self.keeper.bar.tick()  # an epoch can take an hour
         for task, message in self.pool.receive(self.tasks.keys()):
             configs = self.tasks.pop(task)
             if isinstance(message, Lost):

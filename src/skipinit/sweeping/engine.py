@@ -46,7 +46,8 @@ def train_here(
             Dispatcher(workers, options, keeper).train(shares, stop)
         return
     with open_device(device) as world:
-        trainer = Trainer(Workplace(world), options, keeper.checkpoints.load_if_whole, keeper.take, stop)
+        load, tick = keeper.checkpoints.load_if_whole, keeper.bar.tick
+        trainer = Trainer(Workplace(world), options, load, keeper.take, stop, tick)
         for members in groups:
             trainer.train(members)
 

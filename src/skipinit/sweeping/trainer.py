@@ -121,8 +121,17 @@ def _workplace(world: World) -> Workplace:
 class Trainer:
     """Trains packs one after the other until all have results or `stop` is requested."""
 
-    def __init__(self, place: Workplace, options: Options, load: Load, emit: Emit, stop: Stop) -> None:
+    def __init__(
+        self,
+        place: Workplace,
+        options: Options,
+        load: Load,
+        emit: Emit,
+        stop: Stop,
+        tick: Callable[[], object] = lambda: None,
+    ) -> None:
         self.place, self.options, self.load, self.emit, self.stop = place, options, load, emit, stop
+        self.tick = tick
 
     def train(self, configs: Sequence[TrainConfig]) -> None:
         """Train trials that share data, batch size, epochs and position."""
@@ -141,7 +150,7 @@ class Trainer:
         """
         _free_memory(self.place.world)
         data, size = self.place.data(configs[0].data), 0
-        reporter = Reporter(self.emit, self.options.checkpoint_seconds)
+        reporter = Reporter(self.emit, self.options.checkpoint_seconds, tick=self.tick)
         try:
             train_together([self._open(config, reporter) for config in configs], data, reporter, self.stop)
         except Exception as error:
@@ -247,8 +256,15 @@ def _free_memory(world: World) -> None:
 class Reporter:
     """Callbacks of the training loop that emit epochs, ends and checkpoints."""
 
-    def __init__(self, emit: Emit, checkpoint_seconds: float, keep_last: bool = False) -> None:
+    def __init__(
+        self,
+        emit: Emit,
+        checkpoint_seconds: float,
+        keep_last: bool = False,
+        tick: Callable[[], object] = lambda: None,
+    ) -> None:
         self._emit, self.checkpoint_seconds, self.keep_last = emit, checkpoint_seconds, keep_last
+        self.tick = tick
         self.fresh: list[tuple[str, EpochRecord]] = []
         self.ended: set[str] = set()
         self.diverged_at: dict[str, int] = {}
@@ -272,7 +288,8 @@ class Reporter:
         self.emit(Started(identity(config), place.provenance, classes, curve))
 
     def advanced(self, runs: Sequence[Run], position: int) -> None:
-        """Nothing: only epochs are recorded."""
+        """Only epochs are recorded: it is said that training goes on."""
+        self.tick()
 
     def recorded(self, run: Run, record: EpochRecord) -> None:
         """Collect the epoch until all runs of the pack have finished it."""

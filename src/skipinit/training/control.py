@@ -70,14 +70,15 @@ class Bar:
     def update(self, done: int, words: str | None = None) -> None:
         """Move to a step; replace the description if `words` are given."""
         self.progress.update(self.task, completed=done, description=words)
-        self._log()
+        self.tick()
 
     def advance(self, steps: int) -> None:
         """Move by a number of steps."""
         self.progress.advance(self.task, steps)
-        self._log()
+        self.tick()
 
-    def _log(self) -> None:
+    def tick(self) -> None:
+        """In a log, print a line if it is time; called also while there is nothing new."""
         now = time.monotonic()
         if now - self.logged_at < _LOG_SECONDS:
             return
