@@ -27,7 +27,11 @@ from skipinit.sweeping import engine
     [
         ({"preset": "fast"}, "preset 'fast' is not known"),
         ({"methods": ("skipnit",)}, "method 'skipnit' is not known; did you mean skipinit"),
+        ({"methods": "skipnit"}, "method 'skipnit' is not known; did you mean skipinit"),
         ({"seeds": 0}, "seeds 0 is not allowed"),
+        ({"seeds": 1.5}, "seeds 1.5 is not allowed; it must be a whole number, 1 or more"),
+        ({"first_seed": "0"}, "first_seed '0' is not allowed; it must be a whole number"),
+        ({"at": 17}, "depth or batch size 17 is not among the cells of preset quick: 16, 100, 1000"),
         ({"at": [17]}, "depth or batch size 17 is not among the cells of preset quick: 16, 100, 1000"),
         ({"at": [16, 17]}, "depth or batch size 17 is not among"),
         (

@@ -9,6 +9,7 @@ from pathlib import Path
 from ..config import Precision
 from ..errors import ConfigError, system_errors_explained, unknown_name
 from ..files import check_folder
+from ..notation import check_value
 from ..sweeping.engine import Outcome, run_sweep
 from ..sweeping.workers import start_interpreter, workers_at_once
 from ..training.records import Emit, Event
@@ -25,8 +26,8 @@ def reproduce(
     out: str | Path = "results",
     *,
     preset: str = "quick",
-    methods: Sequence[str] = (),
-    at: Sequence[int] = (),
+    methods: str | Sequence[str] = (),
+    at: int | Sequence[int] = (),
     seeds: int | None = None,
     first_seed: int = 0,
     around_best: bool = False,
@@ -58,10 +59,14 @@ def reproduce(
     """
     chosen = find_preset(preset)
     names = [names] if isinstance(names, str) else names
+    methods = [methods] if isinstance(methods, str) else methods
+    at = [at] if isinstance(at, int) else at
     exhibits = find_exhibits(names)
     for method in methods:
         if method not in METHODS:
             raise unknown_name("method", method, METHODS)
+    seeds = check_value("seeds", seeds, int | None, ", 1 or more")
+    first_seed = check_value("first_seed", first_seed, int, "")
     if seeds is not None and seeds < 1:
         raise ConfigError(f"seeds {seeds} is not allowed; it must be 1 or more")
     for exhibit in exhibits:
