@@ -330,12 +330,16 @@ def test_time_that_is_up_is_no_interrupt(tmp_path: Path, capsys: pytest.CaptureF
     assert Outcome(**json.loads(capsys.readouterr().out)) == Outcome(0, 0, 1)
 
 
+_SECONDS = "a finite number of seconds, 0 or more"
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"pack_size": 0}, "pack_size 0 is not allowed; it must be 1 or more"),
         ({"pack_size": 8 / 2}, "pack_size 4.0 is not allowed; it must be a whole number, 1 or more"),
-        ({"time_limit": "9m"}, "time_limit '9m' is not allowed; it must be a finite number of seconds"),
+        ({"time_limit": "9m"}, f"time_limit '9m' is not allowed; it must be {_SECONDS}"),
+        ({"time_limit": -1}, f"time_limit -1 is not allowed; it must be {_SECONDS}"),
         ({"device": None}, "device None is not known; it is auto, cpu, cuda or cuda:N"),
     ],
 )

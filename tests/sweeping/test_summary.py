@@ -228,3 +228,5 @@ def test_a_trim_keeps_one_run_or_more_and_at_most_all() -> None:
     for best, of in ((5, None), (None, 7)):
         with pytest.raises(ConfigError, match="best and of belong together"):
             Trim.asked(best, of)
+    with pytest.raises(ConfigError, match="of '7' is not allowed; it must be a whole number, 1 or more"):
+        Trim.asked(5, "7")  # type: ignore[arg-type]

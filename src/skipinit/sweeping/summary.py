@@ -25,6 +25,7 @@ from statistics import fmean, stdev
 from typing import Literal
 
 from ..errors import ConfigError
+from ..notation import check_value
 
 Metric = Literal["test_accuracy", "train_loss"]
 METRICS: tuple[Metric, ...] = ("test_accuracy", "train_loss")
@@ -45,6 +46,8 @@ class Trim:
     @classmethod
     def asked(cls, best: int | None, of: int | None) -> Trim | None:
         """The trim that a user asked for; None if neither value is given."""
+        best = check_value("best", best, int | None, ", 1 or more")
+        of = check_value("of", of, int | None, ", 1 or more")
         if (best is None) != (of is None):
             raise ConfigError("best and of belong together, as in the best 5 of 7")
         return None if best is None or of is None else cls(best, of)

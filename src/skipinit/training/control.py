@@ -15,7 +15,7 @@ from types import FrameType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ..notation import check_value, duration_text
+from ..notation import check_value, duration_text, not_allowed
 
 _LOG_SECONDS = 60.0
 """Between two lines about the progress in a log."""
@@ -25,7 +25,10 @@ class Stop:
     """A request to stop at the next step: a signal, or a time limit."""
 
     def __init__(self, time_limit: float | None = None) -> None:
-        seconds = check_value("time_limit", time_limit, float | None, " of seconds")
+        within = " of seconds, 0 or more"
+        seconds = check_value("time_limit", time_limit, float | None, within)
+        if seconds is not None and seconds < 0:
+            raise not_allowed("time_limit", time_limit, float | None, within)
         self.deadline = None if seconds is None else time.monotonic() + seconds
         self.signal: int | None = None
 
