@@ -128,18 +128,15 @@ def made_on_cpu() -> AbstractContextManager[Any]:
 @contextmanager
 def open_device(device: torch.device) -> Iterator[World]:
     """A world of one process: a GPU becomes the current device, the CPU gets `cpu_threads`."""
-    if device.type == "cuda":
-        # Streams and graphs are created on the current device.
-        with torch.cuda.device(device), made_on_cpu():
-            yield World(device)
-        return
     before = torch.get_num_threads()
-    torch.set_num_threads(cpu_threads())
-    try:
-        with made_on_cpu():
+    # Streams and graphs are created on the current device.
+    with made_on_cpu(), torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+        if device.type == "cpu":
+            torch.set_num_threads(cpu_threads())
+        try:
             yield World(device)
-    finally:
-        torch.set_num_threads(before)
+        finally:
+            torch.set_num_threads(before)
 
 
 @contextmanager
