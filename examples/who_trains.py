@@ -34,7 +34,7 @@ def main(path: str, depth: int = 100, epochs: int = 8) -> None:
         if losses:
             right.plot(range(1, len(losses) + 1), losses, **style)
         else:
-            right.plot([], [], **style | {"label": f"{label}: not finite at step {result.step}"})
+            right.plot([], [], **style | {"label": f"{label}:\nnot finite at step {result.step}"})
 
     left.set(yscale="log", xlabel="residual block", ylabel="skip variance", title="Before training")
     right.set(yscale="log", xlabel="epoch", ylabel="training loss", title="Training")
