@@ -9,8 +9,10 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import json
 import re
 import shlex
+import statistics
 import sys
 import warnings
 from collections import Counter
@@ -19,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tables
 import torch
 from snippets import Block, blocks
 from torch import nn
@@ -215,6 +218,41 @@ def all_claims() -> Counter[str]:
     """How many of the paper's statements are in which state, in all that lies in results/."""
     judged = skipinit.claims([ROOT / "results", *sorted(ROOT.glob("results/*.jsonl"))])
     return Counter(each.state for each in judged)
+
+
+@pytest.mark.parametrize("path", tables.DOCUMENTS, ids=name_of)
+def test_tables_are_made_from_the_results(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert tables.renewed(text) == text, "run python docs/tables.py"
+
+
+def test_every_table_has_a_place() -> None:
+    text = "".join(path.read_text(encoding="utf-8") for path in tables.DOCUMENTS)
+    assert sorted(re.findall("<!-- table: (.+) -->", text)) == sorted(tables.TABLES)
+    assert text.count("<!-- end of table -->") == len(tables.TABLES)
+
+
+def test_a_mean_in_a_table_is_that_of_the_exported_runs() -> None:
+    lines = [
+        json.loads(line)
+        for path in ROOT.glob("results/wrn16_2-*.jsonl")
+        for line in path.read_text(encoding="utf-8").splitlines()[1:]
+    ]
+    accuracies = {  # by seed: several files may hold a run
+        trial["config"]["seed"]: trial["last"]["test_accuracy"]
+        for trial in lines
+        if trial["config"]["data"] == "cifar10"
+        and trial["config"]["model"]["scheme"] == "batchnorm"
+        and trial["config"]["lr"] == 0.5
+        and trial["config"].get("crop_padding") == "reflect"
+        and trial["config"]["model"].get("classifier_init") == "zero"
+        and trial["config"]["model"].get("projection") != "raw"  # older exports lack the default
+        and trial["config"]["epochs"] == 200
+    }
+    assert len(accuracies) == 3
+    mean, deviation = statistics.mean(accuracies.values()), statistics.stdev(accuracies.values())
+    row = next(line for line in tables.at_a_glance().splitlines() if "WRN-16-2, CIFAR-10" in line)
+    assert row.split(" | ")[2] == f"{mean:.2f} ± {deviation:.2f} (93.5 ± 0.1)"
 
 
 def test_pictures_are_small() -> None:
