@@ -1,5 +1,5 @@
-"""What `results/` holds, as the tables of the documents need it: cells and their rates, single trials, and
-how far a number is from the paper's.
+"""What `results/` holds, as the tables and figures of the documents need it: cells and their rates, single
+trials, and how far a number is from the paper's.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from skipinit.config import TrainConfig
 from skipinit.paper.cells import ExhibitCell
-from skipinit.paper.collect import Collection, collect
+from skipinit.paper.collect import Collection, Probed, collect
 from skipinit.paper.exhibits import EXHIBITS, Result, decimals
 from skipinit.reporting.tables import FAR
 from skipinit.sweeping.summary import Metric, Rate
@@ -34,6 +34,11 @@ def _collection() -> Collection:
 def cells(label: str) -> dict[tuple[str, str, int], ExhibitCell]:
     """The cells of a set of measurements, by exhibit, method and depth or batch size."""
     return {(cell.exhibit.name, cell.method.name, cell.at): cell for cell in _collection().sets[label]}
+
+
+def probed(figure: str) -> Probed:
+    """What was measured of a figure's networks at initialization."""
+    return _collection().probes[figure]
 
 
 def rate_at(cell: ExhibitCell, metric: Metric, lr: float) -> Rate | None:

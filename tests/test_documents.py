@@ -16,10 +16,11 @@ import statistics
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import figures
 import pytest
 import tables
 import torch
@@ -232,15 +233,16 @@ def test_every_table_has_a_place() -> None:
     assert text.count("<!-- end of table -->") == len(tables.TABLES)
 
 
+def exported(pattern: str) -> Iterator[dict[str, Any]]:
+    """The trials of the exports of that name, read without our code."""
+    for path in ROOT.glob(f"results/{pattern}"):
+        yield from map(json.loads, path.read_text(encoding="utf-8").splitlines()[1:])
+
+
 def test_a_mean_in_a_table_is_that_of_the_exported_runs() -> None:
-    lines = [
-        json.loads(line)
-        for path in ROOT.glob("results/wrn16_2-*.jsonl")
-        for line in path.read_text(encoding="utf-8").splitlines()[1:]
-    ]
     accuracies = {  # by seed: several files may hold a run
         trial["config"]["seed"]: trial["last"]["test_accuracy"]
-        for trial in lines
+        for trial in exported("wrn16_2-*.jsonl")
         if trial["config"]["data"] == "cifar10"
         and trial["config"]["model"]["scheme"] == "batchnorm"
         and trial["config"]["lr"] == 0.5
@@ -253,6 +255,25 @@ def test_a_mean_in_a_table_is_that_of_the_exported_runs() -> None:
     mean, deviation = statistics.mean(accuracies.values()), statistics.stdev(accuracies.values())
     row = next(line for line in tables.at_a_glance().splitlines() if "WRN-16-2, CIFAR-10" in line)
     assert row.split(" | ")[2] == f"{mean:.2f} ± {deviation:.2f} (93.5 ± 0.1)"
+
+
+def test_figures_are_drawn_from_the_results(tmp_path: Path) -> None:
+    figures.main(tmp_path)
+    drawn = {path.name for path in tmp_path.iterdir()}
+    shown = re.findall(r"\(figures/([\w-]+\.png)\)", (ROOT / "docs/reproduce.md").read_text(encoding="utf-8"))
+    assert drawn == set(shown) == set(figures.FIGURES)
+
+
+def test_a_curve_in_a_figure_is_the_best_of_the_exported_runs() -> None:
+    best: dict[int, float] = {}
+    for trial in exported("wrn16_4-cifar10-batch-size.jsonl"):
+        if trial["config"]["model"]["scheme"] == "none" and trial["state"] == "finished":
+            size, accuracy = trial["config"]["batch_size"], trial["last"]["test_accuracy"]
+            best[size] = max(accuracy, best.get(size, 0.0))
+    panel = figures.draw(figures.FIGURES["figure3.png"]()).axes[0]
+    [curve] = [each.lines[0] for each in panel.containers if each.get_label() == "no normalization"]
+    assert dict(zip(curve.get_xdata(), curve.get_ydata(), strict=True)) == best
+    assert len(best) == 6
 
 
 def test_pictures_are_small() -> None:

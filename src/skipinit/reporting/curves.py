@@ -7,7 +7,7 @@ from __future__ import annotations
 import io
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -85,32 +85,38 @@ _OVER_BATCH_SIZE = ("batchnorm", "skipinit", "regularized-skipinit", "none")
 
 
 def draw_sweep(exhibit: Exhibit, metric: Metric, cells: Sequence[ExhibitCell], id: str) -> list[str]:
-    """A panel for each curve of the figure, against batch size on log axes.
-
-    A rate that was tried alone is not a best one: best rates are drawn only where several were tried.
-    """
-    mine = [cell for cell in cells if cell.exhibit.name == exhibit.name and metric in cell.results]
+    """A panel for each curve of the figure, against batch size on log axes."""
     panels = []
     for curve in exhibit.curves:
-        shown = [cell for cell in mine if curve == "value" or len(cell.results[metric].tried) > 1]
-        if not shown:
-            continue
-        name = _METRIC[metric] if curve == "value" else "best learning rate"
-        figure, axes = new_panel()
-        for method in exhibit.methods:
-            results = {cell.at: cell.results[metric] for cell in shown if cell.method.name == method}
-            trained = {at: _point(each, curve) for at, each in sorted(results.items()) if not each.failed}
-            _draw_curve(axes, trained, COLORS[_OVER_BATCH_SIZE.index(method)], SHORT[method])
-        _batch_axis(axes, sorted({cell.at for cell in shown}))
-        axes.set_ylabel(name)
-        if curve == "rate":
-            axes.set_yscale("log", base=2)
-        elif metric == "train_loss":
-            _loss_axis(axes)
-        _legend(axes)
-        label = f"{exhibit.panel(metric)}, {mine[0].label}: {name} against batch size"
-        panels.append(render(figure, f"{id}-{curve}", label))
+        if shown := shown_in(exhibit, metric, curve, cells):
+            figure, axes = new_panel()
+            draw_over_batch(axes, metric, curve, shown)
+            _legend(axes)
+            label = f"{exhibit.panel(metric)}, {shown[0].label}: {axes.get_ylabel()} against batch size"
+            panels.append(render(figure, f"{id}-{curve}", label))
     return panels
+
+
+def shown_in(
+    exhibit: Exhibit, metric: Metric, curve: Curve, cells: Iterable[ExhibitCell]
+) -> list[ExhibitCell]:
+    """The cells of a panel. A rate that was tried alone is not a best one."""
+    mine = [cell for cell in cells if cell.exhibit.name == exhibit.name and metric in cell.results]
+    return [cell for cell in mine if curve == "value" or len(cell.results[metric].tried) > 1]
+
+
+def draw_over_batch(axes: Axes, metric: Metric, curve: Curve, cells: Sequence[ExhibitCell]) -> None:
+    """A curve of each method of a figure, without the legend."""
+    for method in cells[0].exhibit.methods:
+        results = {cell.at: cell.results[metric] for cell in cells if cell.method.name == method}
+        trained = {at: _point(each, curve) for at, each in sorted(results.items()) if not each.failed}
+        _draw_curve(axes, trained, COLORS[_OVER_BATCH_SIZE.index(method)], SHORT[method])
+    _batch_axis(axes, sorted({cell.at for cell in cells}))
+    axes.set_ylabel(_METRIC[metric] if curve == "value" else "best learning rate")
+    if curve == "rate":
+        axes.set_yscale("log", base=2)
+    elif metric == "train_loss":
+        _loss_axis(axes)
 
 
 def draw_training(cells: Sequence[ExhibitCell], curves: Mapping[str, Sequence[EpochRecord]], id: str) -> str:
