@@ -168,25 +168,26 @@ def beside_the_paper(accuracy: str, loss: str, at: int, digits: int) -> str:
     return markdown(["", "test accuracy", "paper", "training loss", "paper"], lines)
 
 
-def distances(accuracy: str, loss: str, at: int, digits: int) -> str:
-    """The same with rates, and with the distance in spreads: both together, and the paper's alone."""
+def distances(accuracy: str, loss: str | None, at: int, digits: int) -> str:
+    """The same with rates, and with the distance in spreads: both together, and the paper's alone.
+
+    Args:
+        accuracy: the table of accuracies.
+        loss: the table of losses; None if the paper has none.
+        at: the depth.
+        digits: decimals of the loss.
+    """
     lines = []
     for label, cell in in_full(accuracy, at).items():
-        first, second = Compared.of(cell, accuracy), Compared.of(cell, loss)
+        first = Compared.of(cell, accuracy)
         both, theirs = (f"{spreads:+.1f}".replace("-", "−") for spreads in first.spreads)
         numbers = with_spread(first.rate, 2), published(first.paper), bold(f"{both} ({theirs})", first.is_far)
-        losses = with_spread(second.rate, digits), published(second.paper, with_rate=True)
+        losses = [with_spread(at_the_papers(cell, "train_loss"), digits)]
+        if loss:
+            losses.append(published(EXHIBITS[loss].cells[cell.method.name, at], with_rate=True))
         lines.append([label, rate_text(cell.config.lr), *numbers, *losses])
-    headings = [
-        "",
-        "rate",
-        "test accuracy",
-        "paper",
-        "off by",
-        "training loss",
-        "paper, at its own best rate",
-    ]
-    return markdown(headings, lines)
+    headings = ["", "rate", "test accuracy", "paper", "off by", "training loss"]
+    return markdown([*headings, *(["paper, at its own best rate"] if loss else [])], lines)
 
 
 def neighbours(exhibit: str, digits: int, with_paper: bool = False) -> str:
@@ -202,15 +203,22 @@ def neighbours(exhibit: str, digits: int, with_paper: bool = False) -> str:
     return markdown(["", *map(rate_text, rates), *(["paper"] if with_paper else [])], lines)
 
 
-def with_neighbours(exhibit: str) -> str:
-    """The accuracy at depth 16 at the paper's best rate and, in parentheses, at half and twice that rate."""
-    lines = []
-    for label, cell in in_full(exhibit, 16).items():
+def with_neighbours(exhibit: str, *depths: int) -> str:
+    """Beside the paper, the accuracy at its best rate and, in parentheses, at half and twice that rate."""
+
+    def measured(method: str, at: int) -> str:
+        if (cell := cells(FULL).get((exhibit, method, at))) is None:
+            return "not run"
         others = [rate_at(cell, "test_accuracy", cell.config.lr * factor) for factor in (0.5, 2)]
         around = ", ".join(f"{rate.mean:.2f}" for rate in others if rate)
-        here = f"{with_spread(at_the_papers(cell), 2)} ({around})"
-        lines.append([label, here, published(EXHIBITS[exhibit].cells[cell.method.name, 16])])
-    return markdown(["", "measured", "paper"], lines)
+        return with_spread(at_the_papers(cell), 2) + (f" ({around})" if around else "")
+
+    headings, lines = [""], {method: [_LABELS[method]] for method in EXHIBITS[exhibit].methods}
+    for at in depths:
+        headings += [f"depth {at}", "paper"]
+        for method, line in lines.items():
+            line += [measured(method, at), published(EXHIBITS[exhibit].cells[method, at])]
+    return markdown(headings, lines.values())
 
 
 def at_a_glance() -> str:
@@ -420,7 +428,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "tables 1 and 3, depth 16": lambda: beside_the_paper("table1", "table3", 16, 4),
     "tables 1 and 3, depth 100": lambda: beside_the_paper("table1", "table3", 100, 4),
     "tables 5 and 6, depth 16": lambda: beside_the_paper("table5", "table6", 16, 3),
-    "table 4, depth 16": lambda: with_neighbours("table4"),
+    "table 4": lambda: with_neighbours("table4", 16, 100),
     "protocols": protocols,
     "figure 3, batch norm": lambda: over_batch("figure3", "batchnorm", 3),
     "figure 3, skipinit": lambda: over_batch("figure3", "skipinit", 3),
@@ -442,6 +450,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "who trains, CIFAR-100": lambda: who_trains(1000, "table5"),
     "over depth": over_depth,
     "distances, depth 100": lambda: distances("table1", "table3", 100, 4),
+    "distances, table 4, depth 100": lambda: distances("table4", None, 100, 4),
     "neighbours, table 4": lambda: neighbours("table4", 4, with_paper=True),
     "distances, CIFAR-100": lambda: distances("table5", "table6", 16, 3),
     "neighbours, CIFAR-100": lambda: neighbours("table5", 3),
