@@ -96,7 +96,7 @@ from skipinit.sweeping.store import open_store
 with open_store(Path(sys.argv[1])) as store:
     trials = tuple(trial.config for trial in store.trials())
 workers.usable_cores = lambda: 2
-print(repr(run_sweep(Grid(trials), Path(sys.argv[1]), checkpoint_seconds=0)))
+print(repr(run_sweep(Grid(trials), Path(sys.argv[1]), checkpoint_seconds=0, progress=False)))
 """
 
 

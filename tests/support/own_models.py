@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+import time
 import warnings
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -210,3 +214,22 @@ def shared() -> nn.Module:
 
 module = SmallNet()
 number = torch.zeros(())
+
+
+GATE = "SKIPINIT_TEST_GATE"
+"""The variable that names the file for which `gated_net` waits."""
+_STEPS_BEFORE_GATE = 15
+
+
+def gated_net() -> nn.Module:
+    """For digits; after its first steps it waits for a file, so that a test finds it in mid-training."""
+    model = build(ModelConfig("wrn10_1", "skipinit", num_classes=10, in_channels=1))
+    steps = itertools.count()
+
+    def wait(*_: object) -> None:
+        if model.training and next(steps) >= _STEPS_BEFORE_GATE:
+            while not Path(os.environ[GATE]).exists():
+                time.sleep(0.01)
+
+    model.register_forward_pre_hook(wait)
+    return model

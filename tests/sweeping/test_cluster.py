@@ -16,19 +16,23 @@ from typing import Any
 import pytest
 
 from skipinit.cli import main
-from skipinit.config import to_dict
+from skipinit.config import ModelConfig, to_dict
 from skipinit.sweeping.engine import Outcome, run_sweep
 from skipinit.sweeping.grid import Grid
 from skipinit.sweeping.store import open_store
 from skipinit.training.protocol import identity
 from support.clusters import DRIVER, curves, numbers, processes, start, two_nodes
+from support.own_models import GATE
 from support.runs import DIVERGING, RAISING, SMALL
 
 pytest.importorskip("ray", reason="needs Ray (extra `cluster`)")
 pytestmark = pytest.mark.xdist_group("ray")  # one worker, one cluster
 
-_LONG = [replace(SMALL, epochs=16, seed=seed) for seed in range(2)]
-"""One for each node, and sent out first: on a busy machine, too, both still train when the node is killed."""
+_LONG = [
+    replace(SMALL, model=ModelConfig("support.own_models:gated_net"), epochs=4, seed=seed)
+    for seed in range(2)
+]
+"""One for each node, and sent out first. They wait after three epochs: both train when the node is killed."""
 _TRIALS = [*_LONG, *(replace(SMALL, seed=seed) for seed in range(2, 5)), DIVERGING, RAISING]
 _COMMAND = ["sweep", "wrn10_1", "--scheme", "skipinit", "--data", "digits", "--lr", "0.05"]
 _COMMAND += ["--batch-size", "256", "--engine", "ray"]
@@ -36,9 +40,18 @@ _PATIENCE = 240
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
-    with two_nodes() as (cluster, _):
-        yield cluster
+def gate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file for which the long trials wait, on every node."""
+    return tmp_path_factory.mktemp("gate") / "open"
+
+
+@pytest.fixture(scope="module")
+def cluster(gate: Path) -> Iterator[Any]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(GATE, str(gate))
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+        with two_nodes() as (cluster, _):
+            yield cluster
 
 
 def _free_port() -> int:
@@ -98,7 +111,7 @@ def _both_have_begun(out: Path) -> bool:
 
 
 def test_a_node_killed_in_mid_sweep_costs_no_trial_and_changes_no_number(
-    tmp_path: Path, cluster: Any
+    tmp_path: Path, cluster: Any, gate: Path
 ) -> None:
     out = tmp_path / "cluster"
     (victim,) = cluster.worker_nodes
@@ -108,8 +121,10 @@ def test_a_node_killed_in_mid_sweep_costs_no_trial_and_changes_no_number(
             _wait_until(lambda: _both_have_begun(out), driver)
             before = curves(out)
             cluster.remove_node(victim, allow_graceful=False)
+            gate.touch()
             printed, errors = driver.communicate(timeout=_PATIENCE)
         finally:
+            gate.touch()
             driver.kill()
     assert errors == "skipinit: a worker of the cluster is lost; its trials resume on another\n"
     assert json.loads(printed) == {"results": 6, "failures": 1, "left": 0, "interrupted": False}
