@@ -131,8 +131,10 @@ def test_killed_at_every_file_that_gets_its_name(
 def test_a_signal_leaves_a_checkpoint_within_the_epoch_to_go_on_from(
     tmp_path: Path, number: int, config: TrainConfig
 ) -> None:
-    config = replace(config, batch_size=32, epochs=2)
-    command = [sys.executable, "-m", "skipinit", "train", "wrn10_1", "--data", "digits"]
+    # Wide, so that an epoch is long enough to be stopped in on a busy machine.
+    model = replace(config.model, name="wrn10_4")
+    config = replace(config, model=model, batch_size=32, epochs=2)
+    command = [sys.executable, "-m", "skipinit", "train", "wrn10_4", "--data", "digits"]
     command += [
         "--scheme",
         config.model.scheme,
@@ -159,7 +161,7 @@ def test_a_signal_leaves_a_checkpoint_within_the_epoch_to_go_on_from(
         assert process.poll() is None, process.stderr.read()
         assert time.monotonic() < deadline
         time.sleep(0.002)
-    time.sleep(0.05)  # past the evaluation, into the second epoch
+    time.sleep(0.1)  # past the evaluation, into the second epoch
     process.send_signal(number)
     out, err = process.communicate(timeout=120)
     assert process.returncode == 130
