@@ -7,7 +7,16 @@ import torch
 
 from skipinit.probing.measure import find_residual_adds, probe
 from support.probe_models import vectors
-from support.written_norms import TWINS, CosineAttention, ResponseNorm, WrittenNorm, by_each_value, network
+from support.written_norms import (
+    TWINS,
+    CosineAttention,
+    ResponseNorm,
+    WrittenNorm,
+    by_each_value,
+    by_power_of_each_value,
+    by_scale_over_deviation,
+    network,
+)
 
 X = vectors(64)
 
@@ -23,9 +32,39 @@ def test_a_written_norm_is_read_like_that_of_torch(written):
     assert str(ours.verdict) == str(torchs.verdict)
 
 
-@pytest.mark.parametrize("layer", [ResponseNorm, lambda: WrittenNorm(by_each_value)])
-def test_what_only_looks_like_a_norm_is_none(layer):
-    assert not any(add.normalized for add in find_residual_adds(network(layer), X))
+def test_a_batch_norm_may_be_one_scale():
+    adds = find_residual_adds(network(lambda: WrittenNorm(by_scale_over_deviation)), X)
+    assert [add.branch_norms for add in adds] == [(f"{i}.norm",) for i in range(8)]
+
+
+@pytest.mark.parametrize("written", [by_each_value, by_power_of_each_value])
+def test_what_only_looks_like_a_norm_is_none(written):
+    assert not any(add.normalized for add in find_residual_adds(network(lambda: WrittenNorm(written)), X))
+
+
+def test_a_response_norm_is_none():
+    assert not any(add.normalized for add in find_residual_adds(network(ResponseNorm), X))
+
+
+@pytest.mark.parametrize("written", ["x / root", "x * power"])
+@pytest.mark.parametrize("mixed", ["outside", "inside"])
+def test_scaling_by_the_noise_level_is_no_norm(written, mixed):
+    """EDM's preconditioning: the inputs are divided by a root of the noise's variance, not of their own."""
+
+    class Denoiser(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = torch.nn.Linear(6, 12), torch.nn.Linear(12, 6)
+
+        def forward(self, x, noise, sigma):
+            if mixed == "inside":
+                x = x + sigma * noise
+            total = sigma**2 + 0.25
+            scaled = x / total.sqrt() if written == "x / root" else x * total**-0.5
+            return 0.25 / total * x + 0.5 * sigma * total**-0.5 * self.last(self.first(scaled).relu())
+
+    adds = find_residual_adds(Denoiser(), (X, torch.randn(64, 6), torch.rand(64, 1) + 0.1))
+    assert [add.normalized for add in adds] == [False]
 
 
 def test_a_scale_by_a_learned_deviation_is_no_norm():

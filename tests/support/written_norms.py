@@ -1,4 +1,4 @@
-"""Layer norm and RMS norm as people write them, without a norm of torch and without `rsqrt`."""
+"""Norms as people write them, without a norm of torch and without `rsqrt`."""
 
 from __future__ import annotations
 
@@ -40,9 +40,24 @@ def by_power(x: Tensor) -> Tensor:
     return x * (x.pow(2).mean(-1, keepdim=True) + 1e-6).pow(-0.5)
 
 
+def by_inverse(x: Tensor) -> Tensor:
+    return (x - x.mean(-1, keepdim=True)) * (1 / (x.var(-1, keepdim=True, unbiased=False) + 1e-6).sqrt())
+
+
+def by_scale_over_deviation(x: Tensor) -> Tensor:
+    """As in batch norms, whose weight is divided first."""
+    scale = torch.ones(WIDTH) / (x.var(0, unbiased=False) + 1e-5).sqrt()
+    return scale * (x - x.mean(0))
+
+
 def by_each_value(x: Tensor) -> Tensor:
     """No norm: each value for itself, as a diffusion model is scaled by its noise."""
     return x / (x**2 + 1).sqrt()
+
+
+def by_power_of_each_value(x: Tensor) -> Tensor:
+    """No norm, like that before."""
+    return x * (x**2 + 1) ** -0.5
 
 
 TWINS: dict[Callable[[Tensor], Tensor], Callable[[], nn.Module]] = {
@@ -52,6 +67,7 @@ TWINS: dict[Callable[[Tensor], Tensor], Callable[[], nn.Module]] = {
     by_normalize: lambda: nn.RMSNorm(WIDTH, elementwise_affine=False),
     by_vector_norm: lambda: nn.RMSNorm(WIDTH, elementwise_affine=False),
     by_power: lambda: nn.RMSNorm(WIDTH, elementwise_affine=False),
+    by_inverse: lambda: nn.LayerNorm(WIDTH, elementwise_affine=False),
 }
 """Each with the layer of torch that computes the same."""
 

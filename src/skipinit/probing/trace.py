@@ -26,6 +26,7 @@ from .operations import (
     constant_of,
     divides_by_size,
     fan_in_of,
+    inverts_size,
     is_factory,
     kind_of,
     mutable_arguments,
@@ -130,8 +131,9 @@ class Tracer(TorchDispatchMode):
             return function(*args, **kwargs)
         operands = sum(info is not None for info in data) if parents else 1
         kind = kind_of(operation, operands, bool(learned))
-        divides = operation == "div" and len(known) == operands == 2
-        if divides and has_more_values(*tensors) and divides_by_size(*known):
+        if inverts_size(operation, [None if info is None else info.node for info in data]):
+            kind = Kind.INVERSE
+        elif len(known) == operands == 2 and _divides_by_size(operation, tensors, known):
             kind = Kind.NORM
         sources = self._sources(kind, parents, tensors, infos)
         node = self._node(kind, parents, learned)
@@ -338,3 +340,11 @@ class Tracer(TorchDispatchMode):
             return  # One number per example has no channel axis, and is not the end of a branch.
         axis = 1 if operation in BATCH_NORMS else channel_axis(tensor, info)
         node.input_statistics = self.statistics.measure(tensor, axis, info)
+
+
+def _divides_by_size(operation: str, tensors: Sequence[Tensor], nodes: Sequence[Node]) -> bool:
+    """Whether one operand is divided by a size of its own that several of its values share."""
+    return any(
+        has_more_values(tensors[i], tensors[j]) and divides_by_size(operation, nodes[i], nodes[j])
+        for i, j in {"div": [(0, 1)], "mul": [(0, 1), (1, 0)]}.get(operation, [])
+    )
