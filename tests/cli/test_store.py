@@ -19,6 +19,8 @@ from tyro.extras import SubcommandApp
 from skipinit.cli import main
 from skipinit.cli import store as commands
 from skipinit.errors import ConfigError, DataError
+from skipinit.paper.collect import collect
+from skipinit.paper.theory_figures import measure_probes
 from skipinit.provenance import Provenance
 from skipinit.sweeping.engine import Outcome
 from skipinit.sweeping.grid import expand
@@ -273,6 +275,34 @@ def test_export_import_and_merge(sweep: Path, tmp_path: Path, capsys: pytest.Cap
         json.loads(printed(capsys, "results", str(f), "--json")) for f in (sweep, tmp_path / "all")
     )
     assert {row["id"]: row for row in ours["trials"]} == {row["id"]: row for row in theirs["trials"]}
+
+
+def test_a_merge_brings_what_was_measured_at_initialization(
+    sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of each figure the file of most networks, whole; a damaged one is named."""
+    few, many, both = sweep, tmp_path / "many", tmp_path / "both"
+    measure_probes(("figure2a", "figure2c"), few, 0, "cpu", 1, progress=False)
+    measure_probes(("figure2c",), many, 1, "cpu", 2, progress=False)
+    with open_writer(many):
+        pass
+    merged = printed(capsys, "store", "merge", str(both), str(few), str(many), str(few), str(many))
+    assert [line.partition(": ")[2] for line in merged.splitlines()] == [
+        "18 trials added, 0 updated, 0 already there, 2 measured figures",
+        "0 trials added, 0 updated, 0 already there, 1 measured figure",
+        "0 trials added, 0 updated, 18 already there",
+        "0 trials added, 0 updated, 0 already there",
+    ]
+
+    def files(folder: Path) -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in (folder / "initialization").iterdir()}
+
+    assert files(both) == files(few) | files(many)
+    assert set(collect([both]).probes) == {"figure2a", "figure2c"}
+    assert collect([both]).probes["figure2c"].networks == 2
+    (few / "initialization" / "figure2c.json").write_text("{")
+    with pytest.raises(DataError, match=r"figure2c\.json: not a file that"):
+        command("store", "merge", str(both), str(few))
 
 
 def test_one_trial_of_one_epoch_is_not_written_as_many(

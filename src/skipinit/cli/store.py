@@ -20,6 +20,7 @@ from rich.text import Text
 
 from ..config import ModelConfig, option_types
 from ..errors import ConfigError, printable
+from ..files import write_whole
 from ..notation import count_text, duration_text, rate_text
 from ..probing.rendering import align
 from ..sweeping.exchange import Merged, export_results, merge_sweep
@@ -140,6 +141,7 @@ def merge(target: Annotated[Folder, tyro.conf.arg(metavar="INTO")], sources: Fol
 
     If sweeps share a trial, a result replaces a failure or an unfinished trial.
     - Unfinished trials bring their checkpoints and resume from there.
+    - What `skipinit reproduce` measured at initialization comes along.
 
     Args:
         target: Folder of the merged sweep; made if it does not exist.
@@ -151,7 +153,22 @@ def merge(target: Annotated[Folder, tyro.conf.arg(metavar="INTO")], sources: Fol
         stores = [stack.enter_context(open_store(source)) for source in sources]
         writer = stack.enter_context(open_writer(target))
         for source, store in zip(sources, stores, strict=True):
-            _print_merged(source, merge_sweep(writer, store))
+            merged = merge_sweep(writer, store)
+            _print_merged(source, merged, _take_probes(source, target))
+
+
+def _take_probes(source: Path, target: Path) -> int:
+    """Copy measurements at initialization, if the target has none of that figure or of fewer networks."""
+    from ..paper.collect import INITIALIZATION, read_probed
+
+    taken = 0
+    for path in sorted(source.glob(f"{INITIALIZATION}/*.json")):
+        found, here = read_probed(path), target / INITIALIZATION / path.name
+        if not here.exists() or read_probed(here).networks < found.networks:
+            content = path.read_bytes()
+            write_whole(here, lambda file, content=content: file.write(content))  # type: ignore[misc]
+            taken += 1
+    return taken
 
 
 def export(folder: Folder, file: File, curves: Flag = False) -> None:
@@ -179,10 +196,15 @@ def import_(folder: Folder, file: File) -> None:
         _print_merged(file, merge_into(writer, found))
 
 
-def _print_merged(source: Path, merged: Merged) -> None:
-    added = count_text(merged.added, "trial")
-    checkpoints = f", {count_text(merged.checkpoints, 'checkpoint')}" if merged.checkpoints else ""
-    print(f"{source}: {added} added, {merged.updated:,} updated, {merged.kept:,} already there{checkpoints}")
+def _print_merged(source: Path, merged: Merged, probes: int = 0) -> None:
+    taken = {"checkpoint": merged.checkpoints, "measured figure": probes}
+    words = [
+        f"{count_text(merged.added, 'trial')} added",
+        f"{merged.updated:,} updated",
+        f"{merged.kept:,} already there",
+        *(count_text(count, what) for what, count in taken.items() if count),
+    ]
+    print(f"{source}: {', '.join(words)}")
     for id in merged.conflicts:
         print(f"{source}: trial {id} has another result here, which is kept", file=sys.stderr)
 
