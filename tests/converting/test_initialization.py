@@ -431,6 +431,43 @@ def test_a_constant_is_no_stream_and_its_parameters_are_kept():
     assert torch.equal(conversion.model.decay, torch.ones(64))
 
 
+class Quantized(nn.Module):
+    """Blocks on what two quantizers, one for what the other leaves, chose from their tables."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(64, 64)
+        self.tables = nn.ModuleList(nn.Embedding(20, 64) for _ in range(2))
+        self.last = nn.ModuleList(nn.Linear(64, 64) for _ in range(2))
+        self.blocks = Words().blocks
+
+    def forward(self, x):
+        rest, total = self.first(x), 0
+        for table, last in zip(self.tables, self.last, strict=True):
+            entry = table(torch.cdist(rest, table.weight).argmin(-1))
+            given = last(rest + (entry - rest).detach())
+            rest, total = rest - given, total + given
+        for block in self.blocks:
+            total = total + block(total)
+        return total
+
+
+@pytest.mark.filterwarnings("ignore:no normalization was found")
+def test_the_tables_of_a_quantizer_are_kept():
+    """Entries are compared with the data, so their scale is not free; and no branch is what they give."""
+    torch.manual_seed(0)
+    model = Quantized()
+    for table in model.tables:
+        table.weight.data.mul_(0.1)
+    conversion = convert(model, torch.randn(16, 64), seed=0)
+    assert conversion.num_blocks == 2
+    assert [row.name for row in conversion.after.rows] == ["Quantized", "Quantized#2"]
+    assert not any(hasattr(table, "table_scale") for table in conversion.model.tables)
+    given = conversion.after.rows[0].skip_variance
+    assert given == pytest.approx(conversion.after.rows[1].skip_variance)
+    assert given > 0
+
+
 class Scaled(nn.Embedding):
     """As in BART and Gemma: the embedding scales by itself, too."""
 

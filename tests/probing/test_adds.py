@@ -161,6 +161,8 @@ RESIDUAL = {
         lambda m, x: x + torch.stack([m.a(x), m.b(x)])[m.c(x).argmax(1) % 2, torch.arange(4)],
         0,
     ),
+    "a half of the identity taken away": (lambda m, x: torch.add(x, m.a(x) - x, alpha=0.5), 0),
+    "another part taken away": (lambda m, x: x[:2] + (m.a(x)[:2] - x[2:]), 0),
     "query of zeros": (lambda m, x: (q := torch.zeros(4, 6)) + _attention(m, q + m.table, x), 0),
 }
 
@@ -286,6 +288,10 @@ NOT_RESIDUAL = {
     "straight-through, one-hot": lambda m, x: m.a(
         (z := m.b(x)) + (F.one_hot(_nearest(m, z), 4).float() @ m.table - z)
     ),
+    "residual quantizer of projections": lambda m, x: m.a(
+        (r := m.b(x)) - m.d((z := m.c(r)) + (F.embedding(_nearest(m, z), m.table) - z).detach())
+    ),
+    "identity taken away and added again": lambda m, x: x + (m.a(x) - x),
     "residual quantizer": lambda m, x: m.a((z := m.b(x)) - F.embedding(_nearest(m, z), m.table)),
     "attention scores and a learned bias": lambda m, x: (q := m.a(x)) @ q.T + q @ m.table.T,
     "global and local values": lambda m, x: m.d(v := m.c(x)) + m.a(m.b(x).relu()) @ x.T @ v,

@@ -186,12 +186,16 @@ def find_tables(
 
 
 def _tables_before(skip: Node, embeddings: set[str]) -> tuple[str, ...]:
-    """The tables that lead to the skip operand; none if data or another block does, too."""
+    """The tables that lead to the skip operand; none if data or another block does, too.
+
+    The entries that a quantizer chose stand for its data.
+    """
     looked_up, entries, used = list[str](), set[str](), list[str]()
     waiting, seen = [skip], {skip}
     while waiting:
         node = waiting.pop()
-        if node.kind is Kind.RESIDUAL or (node.kind is Kind.INPUT and node.from_data):
+        quantized = any(parent.kind is Kind.INDEX for parent in node.parents)
+        if quantized or node.kind is Kind.RESIDUAL or (node.kind is Kind.INPUT and node.from_data):
             return ()
         if node.kind is Kind.LINEAR and node.module in embeddings:
             looked_up.append(node.module)

@@ -151,15 +151,6 @@ def constant_of(operation: str, args: tuple[Any, ...]) -> float | None:
     return 1 / numbers[0] if operation == "div" and numbers[0] else numbers[0]
 
 
-def scales_alike(factor: Tensor, tensor: Tensor) -> bool:
-    """Whether all examples are multiplied alike: by one number, or by one for each channel.
-
-    So it is a scale, not the mask of a drop path or the table of a rotary embedding.
-    """
-    axes = [axis - factor.dim() for axis, size in enumerate(factor.shape) if size > 1]
-    return len(axes) < 2 and -tensor.dim() not in axes
-
-
 @dataclass(eq=False, slots=True)
 class Node:
     """One operation, in the graph of a forward pass.
@@ -198,6 +189,8 @@ class Node:
     """Whether the batch has a part in it; otherwise parameters and constants alone."""
     layered: bool = True
     """Without data: whether a linear map took part, so that it is not only a weight."""
+    difference: tuple[Node, Node] | None = None
+    """For a difference: what something was taken from, and what was taken."""
 
 
 def split_paths(a: Node, b: Node, along_skips: bool = False) -> tuple[list[Node], list[Node], Node | None]:
@@ -261,6 +254,16 @@ def _before_scaling(node: Node) -> Node:
     while node.kind in (Kind.SCALE, Kind.SHIFT, Kind.ACTIVATION, Kind.PASS) and len(node.parents) == 1:
         node = node.parents[0]
     return node
+
+
+def restored_by(add: Node) -> Node | None:
+    """What a sum restores: b in a + (b - a), as quantizers write it to pass gradients straight through."""
+    for total in add.parents:
+        if total.difference is not None and len(add.parents) == 2:
+            first, taken = total.difference
+            if taken in add.parents and dict(add.parts).get(taken) == dict(total.parts).get(taken):
+                return first
+    return None
 
 
 def origins(node: Node, learned: bool, along_skips: bool = False) -> tuple[Node, ...]:

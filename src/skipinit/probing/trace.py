@@ -24,14 +24,13 @@ from .operations import (
     Kind,
     Node,
     constant_of,
-    divides_by_size,
     fan_in_of,
     inverts_size,
     is_factory,
     kind_of,
     mutable_arguments,
     operation_of,
-    scales_alike,
+    restored_by,
     terms_of,
 )
 from .tensors import (
@@ -41,9 +40,10 @@ from .tensors import (
     cast_of,
     channel_axis,
     channels_of,
-    has_more_values,
+    is_divided_by_size,
     is_signal,
     parts_read,
+    scales_alike,
     storage_of,
     tensors_in,
     written_by,
@@ -133,13 +133,18 @@ class Tracer(TorchDispatchMode):
         kind = kind_of(operation, operands, bool(learned))
         if inverts_size(operation, [None if info is None else info.node for info in data]):
             kind = Kind.INVERSE
-        elif len(known) == operands == 2 and _divides_by_size(operation, tensors, known):
+        elif len(known) == operands == 2 and is_divided_by_size(operation, tensors, known):
             kind = Kind.NORM
         sources = self._sources(kind, parents, tensors, infos)
         node = self._node(kind, parents, learned)
         node.sources = sources
         node.parts = parts_read(tensors, storages, data)
         node.constant = constant_of(operation, args) if kind is Kind.SCALE else 1.0
+        if len(parents) == 2 and kwargs.get("alpha", 1) == 1:
+            if operation == "sub":
+                node.difference = parents[0], parents[1]
+            elif operation == "add" and (restored := restored_by(node)) is not None:
+                node.kind, node.parents = Kind.PASS, (restored,)
         if parents:
             self.operations += 1
             node.fan_in = fan_in_of(operation, args, known) if kind is Kind.LINEAR else None
@@ -240,7 +245,7 @@ class Tracer(TorchDispatchMode):
         """If this is a residual add, measure its operands before they can change."""
         if operation not in ADDITIONS and self._stacks.summed_by(operation, args) is None:
             return None
-        found = self._read_add(node.call, operation, args, kwargs)
+        found = self._read_add(node, operation, args, kwargs)
         if isinstance(found, str):
             self.rejected[found] += 1
             return None
@@ -257,16 +262,18 @@ class Tracer(TorchDispatchMode):
         return add
 
     def _read_add(
-        self, call: int, operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, node: Node, operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Paths, Operand, Operand] | str:
         """The paths of a residual add, its skip and its branch; or why the addition is none."""
         if isinstance(self._modules.running.module, (nn.RNNBase, nn.RNNCellBase)):
             # They slice one product over all steps, so each step looks like the identity of the last.
             return _RECURRENT
+        if node.kind is Kind.PASS:
+            return "it adds what was taken away before: x + (f(x) - x)"
         operands = self._operands(operation, args, kwargs)
         if isinstance(operands, str):
             return operands
-        paths = classify(operands[0].info.node, operands[1].info.node, call)
+        paths = classify(operands[0].info.node, operands[1].info.node, node.call)
         if isinstance(paths, str):
             return paths
         skip, branch = operands[paths.skip_operand], operands[1 - paths.skip_operand]
@@ -340,11 +347,3 @@ class Tracer(TorchDispatchMode):
             return  # One number per example has no channel axis, and is not the end of a branch.
         axis = 1 if operation in BATCH_NORMS else channel_axis(tensor, info)
         node.input_statistics = self.statistics.measure(tensor, axis, info)
-
-
-def _divides_by_size(operation: str, tensors: Sequence[Tensor], nodes: Sequence[Node]) -> bool:
-    """Whether one operand is divided by a size of its own that several of its values share."""
-    return any(
-        has_more_values(tensors[i], tensors[j]) and divides_by_size(operation, nodes[i], nodes[j])
-        for i, j in {"div": [(0, 1)], "mul": [(0, 1), (1, 0)]}.get(operation, [])
-    )
