@@ -22,7 +22,7 @@ from skipinit.sweeping.exchange import export_results
 from skipinit.sweeping.store import open_store
 from skipinit.training.protocol import make_train_config
 from skipinit.training.records import Trial
-from support.made_up_trials import first_set, made_up_trial, make_collection, trials, write_store
+from support.made_up_trials import Scores, first_set, made_up_trial, make_collection, trials, write_store
 
 
 def test_digits_do_not_say_what_holds_on_another_data_set() -> None:
@@ -52,10 +52,22 @@ def test_who_trains_may_be_seen_under_several_presets_how_well_may_not() -> None
     both = make_collection(shallow, deep)
     ((label, found),) = both.judge("batchnorm-trains-at-any-depth").evidence.items()
     assert (label, found.state) == ("brief", "holds")
-    assert "depth 16 (under paper)" in found.words
+    assert "depth 16 (of preset paper)" in found.words
     assert "depth 1000 (after 1 epoch only)" in found.words
     assert not both.judge("skipinit-slightly-below-batchnorm").evidence
     assert not both.judge("skipinit-rate-hardly-depends-on-depth").evidence
+
+
+def test_a_short_training_shows_a_failure_only_by_a_loss_that_is_not_finite() -> None:
+    """A network of 100 layers divided by √2 is at chance for two epochs and learns in the third (`results/`)."""
+
+    def judged(preset: str, scores: Scores) -> str:
+        made = make_collection(trials(preset, lambda _: scores, names=("table1",)))
+        return made.judge("stable-forward-pass-is-not-enough").state
+
+    at_chance = 10.0, 2.3
+    assert judged("brief", None) == judged("paper", at_chance) == "holds"
+    assert judged("brief", at_chance) == "not measured yet"
 
 
 def test_precisions_are_kept_apart_and_the_higher_one_decides() -> None:
@@ -223,7 +235,7 @@ def test_reservations_add_up() -> None:
     shallow = (each for each in padded_by_zeros("paper") if each.config.model.name == "wrn16_2")
     deep = (each for each in padded_by_zeros("reduced") if each.config.model.name != "wrn16_2")
     found = make_collection(shallow, deep).judge("batchnorm-trains-at-any-depth")
-    words = "batchnorm 93.5 ± 0.0 at depth 16 (crops padded by zeros, He classifier, under paper); "
+    words = "batchnorm 93.5 ± 0.0 at depth 16 (crops padded by zeros, He classifier, of preset paper); "
     assert words in found.evidence["reduced"].words
 
 
@@ -253,7 +265,7 @@ def test_a_cell_is_lent_from_todays_protocol_before_the_earlier_one() -> None:
     deep = (each for each in trials("brief", names=("table1",)) if each.config.model.name != "wrn16_2")
     both = make_collection(shallow(padded_by_zeros("paper")), shallow(reduced), deep)
     words = both.judge("batchnorm-trains-at-any-depth").evidence["brief"].words
-    assert "91.0 at depth 16 (under reduced)" in words
+    assert "91.0 at depth 16 (of preset reduced)" in words
 
 
 @pytest.mark.usefixtures("_changed")

@@ -120,6 +120,19 @@ def test_one_failure_does_not_refute_that_a_network_trains() -> None:
         assert state(rule, ("skipinit", {100: failed})) == expected
 
 
+@pytest.mark.parametrize("rule", [trains("table1", "skipinit", (100,)), fails("table1", "skipinit", (100,))])
+def test_a_network_that_a_short_training_leaves_at_chance_may_learn_later(rule: Rule) -> None:
+    """Unlike one whose loss is not finite. Divided by √2, 100 layers learn after two epochs at chance."""
+    tried, decision = (
+        (0.25, 0.5, 1.0, 2.0),
+        "holds" if rule.criterion.startswith("skipinit is at") else "does not hold",
+    )
+    failed = Result("test_accuracy", None, tried=tried, reservation="after 1 epoch only")
+    for too_short, expected in (((), decision), ((0.25,), decision), ((0.25, 0.5), "not measured yet")):
+        found = dataclasses.replace(failed, too_short=too_short)
+        assert state(rule, ("skipinit", {100: found})) == expected
+
+
 def test_what_was_trained_briefly_says_who_trains_and_not_how_well() -> None:
     brief = {
         at: dataclasses.replace(result("test_accuracy", 50.0), reservation="after 1 epoch only")
@@ -160,6 +173,20 @@ def test_error_bars_make_rates_similar() -> None:
 )
 def test_proportional_rate(by_batch: dict[int, float], expected: str) -> None:
     rule = proportional_rate(FIGURE, "none", Span(high=128, fewest=2))
+    assert state(rule, ("none", rates(by_batch))) == expected
+
+
+@pytest.mark.parametrize(
+    ("by_batch", "expected"),
+    [
+        ({2048: 1.0, 4096: 1.0, 8192: 2.0}, "holds"),
+        ({2048: 0.25, 4096: 0.5, 8192: 1.0}, "does not hold"),  # proportional
+        ({4096: 0.5, 8192: 1.0}, "not measured yet"),  # proportional, too, and within a factor of two
+        ({4096: 1.0, 8192: 1.0}, "not measured yet"),
+    ],
+)
+def test_constant_rate(by_batch: dict[int, float], expected: str) -> None:
+    rule = constant_rate(FIGURE, "none", Span(low=2048, fewest=2))
     assert state(rule, ("none", rates(by_batch))) == expected
 
 

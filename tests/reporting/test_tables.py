@@ -100,6 +100,16 @@ def test_who_trains_and_who_fails_is_compared_under_every_preset(preset: str) ->
         assert found == Comparison(agreement, agreement, words)
 
 
+def test_what_a_short_training_leaves_at_chance_may_learn_later() -> None:
+    """Whether it trained so far is compared; that it cannot be trained is open."""
+    words = "at chance after 1 epoch only; in the paper it fails"
+    for preset, expected in (
+        ("brief", Comparison("open", "agrees", words)),
+        ("paper", Comparison("agrees", "agrees", "fails, as in the paper")),
+    ):
+        assert comparison(collection_of(10.0, preset=preset), "table1", "divide-sqrt2", 1000) == expected
+
+
 def test_a_network_that_fails_at_a_rate_of_no_consequence_is_open() -> None:
     """Any network fails at one absurd rate; Table 1 has batch norm best at 2^-1, Table 2 prints no rates."""
 

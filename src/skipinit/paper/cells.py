@@ -93,8 +93,9 @@ class ExhibitCell:
         brief = self.config.epochs < FEWEST_EPOCHS
         after = f"after {count_text(self.config.epochs, 'epoch')} only" if brief else ""
         reservation = ", ".join(filter(None, (after, self.earlier)))
+        finite = {trial.config.lr for trial in self.recorded if trial.state == "finished"}
         return {
-            metric: result
+            metric: replace(result, too_short=tuple(sorted(finite))) if brief and result.failed else result
             for metric in self.exhibit.metrics
             if (cell := self.summaries.get(metric))
             and (result := Result.of_cell(cell.summary, cell.unfinished, reservation))

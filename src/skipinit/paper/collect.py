@@ -169,7 +169,7 @@ class Collection:
 
 def _lend(result: Result, label: str) -> Result:
     """The result with the reservation that it is of another set of measurements."""
-    return replace(result, reservation=", ".join(filter(None, (result.reservation, f"under {label}"))))
+    return replace(result, reservation=", ".join(filter(None, (result.reservation, f"of preset {label}"))))
 
 
 @system_errors_explained()

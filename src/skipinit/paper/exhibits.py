@@ -102,6 +102,8 @@ class Result:
     tried: tuple[float, ...] = ()
     trained: tuple[float, ...] = ()
     """Of the rates tried, those that left chance behind."""
+    too_short: tuple[float, ...] = ()
+    """Of the rates tried, those whose short training ended at chance, but finite: it may learn later."""
     reservation: str = ""
     """Why it only says who trains and who fails, not how well or at which rate best; empty where it does."""
     top5: float | None = None
@@ -111,6 +113,11 @@ class Result:
     def failed(self) -> bool:
         """The paper's dash."""
         return self.value is None
+
+    @property
+    def failing(self) -> tuple[float, ...]:
+        """Of the rates tried, where it failed, those whose training was not too short to say so."""
+        return tuple(lr for lr in self.tried if lr not in self.too_short) if self.failed else ()
 
     @property
     def score(self) -> float:
@@ -143,7 +150,7 @@ class Result:
         assert cell.lr_high is not None, "a best rate has an error bar"
         rate = BestRate(cell.best.lr, cell.lr_low, cell.lr_high, cell.edge is not None)
         trained = tuple(rate.lr for rate in cell.rates if not rate.at_chance)
-        return cls(cell.metric, cell.best.mean, cell.best.std, rate, tried, trained, reservation)
+        return cls(cell.metric, cell.best.mean, cell.best.std, rate, tried, trained, reservation=reservation)
 
 
 def told_apart(results: Iterable[Result]) -> list[str]:

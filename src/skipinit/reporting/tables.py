@@ -38,8 +38,9 @@ def compare(published: Result | None, cell: ExhibitCell, metric: Metric) -> Comp
     """Who trains and who fails can be compared whatever the data and the epochs.
 
     Any network fails at some rate: a failure that the paper does not have counts only at its best rate, in
-    proportion to the batch size, or at `FEWEST_RATES` rates or more. A number agrees or differs only where
-    everything is as in the paper's protocol; it is open otherwise.
+    proportion to the batch size, or at `FEWEST_RATES` rates or more. One that the paper has agrees with it
+    only if the training was long enough to say so. A number agrees or differs only where everything is as in
+    the paper's protocol; it is open otherwise.
     """
     measured = cell.results.get(metric)
     if published is None or measured is None:
@@ -48,6 +49,8 @@ def compare(published: Result | None, cell: ExhibitCell, metric: Metric) -> Comp
         return Comparison("open", "open", f"{_does(measured)}; the preset decides nothing")
     if measured.failed or published.failed:
         here, there = _does(measured), _does(published)
+        if here == there and measured.failed and not measured.failing:
+            return Comparison("open", "agrees", f"at chance {measured.reservation}; in the paper it {there}")
         if here == there:
             return Comparison("agrees", "agrees", f"{here}, as in the paper")
         enough = len(measured.tried) >= FEWEST_RATES or _tried_best(published, measured, cell)

@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 
 from ...sweeping.summary import Metric
 from ..exhibits import EXHIBITS, BestRate, Exhibit, Result, told_apart
+from ..presets import FEWEST_EPOCHS
 from .claim import Finding, MeasurementSet, Rule, decided, missing
 
 FEWEST_RATES = 3
-"""A cell counts as failed only when this many rates were tried: any network fails at one absurd rate."""
+"""A cell counts as failed only when it failed at this many rates: any network fails at one absurd rate."""
 SIMILAR = 2.0
 """The factor within which losses and best rates are similar."""
 
@@ -98,6 +99,9 @@ def still_open(results: Mapping[str, Result], how_well: bool = True) -> Finding 
     for name, result in results.items():
         if result.failed and len(result.tried) < FEWEST_RATES:
             return missing(f"{name} at {FEWEST_RATES} rates or more; {result}")
+        if result.failed and len(result.failing) < FEWEST_RATES:
+            so_far = f"at chance, but finite ({result.reservation})"
+            return missing(f"{name} for {FEWEST_EPOCHS} epochs or more; it is {so_far}")
         if result.reservation and how_well:
             return missing(f"a number of {name} to compare; {result} is {result.reservation}")
     return None
@@ -153,8 +157,11 @@ def trains(exhibit: str, method: str, at: At) -> Rule:
 
 
 def fails(exhibit: str, method: str, at: At) -> Rule:
-    """The method is at chance at every rate."""
-    criterion = f"{method} is at chance at every rate tried, {FEWEST_RATES} or more"
+    """The method is at chance at every rate, and was trained long enough to say so."""
+    criterion = (
+        f"{method} is at chance at every rate tried, at {FEWEST_RATES} or more of them not finite or after "
+        f"{FEWEST_EPOCHS} epochs or more"
+    )
     return _says_whether(False, exhibit, method, at, criterion)
 
 

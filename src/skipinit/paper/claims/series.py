@@ -23,6 +23,9 @@ LARGER = 2.0
 """The factor from which on a threshold is significantly larger."""
 FAR = 4.0
 """The factor from which on a rate is far below another."""
+WIDE = 4.0
+"""The factor between depths or batch sizes from which on they show how the best rate depends on them: over a
+factor of 2 a constant rate and a proportional one are within `SIMILAR`."""
 
 Points = dict[int, Result]
 
@@ -58,21 +61,26 @@ def _words(method: str, series: Points) -> str:
 
 
 def constant_rate(exhibit: str, method: str, at: At, metric: Metric | None = None) -> Rule:
-    """One rate is within a factor of `SIMILAR` of every error bar."""
+    """One rate is within a factor of `SIMILAR` of every error bar, over a factor of `WIDE` or more."""
 
     def decide(series: Points) -> Finding:
-        return rates_agree({f"{method} at {at}": result for at, result in series.items()})
+        return _too_narrow(method, series) or rates_agree(
+            {f"{method} at {at}": result for at, result in series.items()}
+        )
 
-    criterion = f"the error bars of the best rates of {method} are at most a factor of {SIMILAR:g} apart"
+    criterion = (
+        f"the error bars of the best rates of {method} are at most a factor of {SIMILAR:g} apart, "
+        f"over a factor of {WIDE:g} or more"
+    )
     return _along(exhibit, (method,), at, criterion, decide, metric)
 
 
 def proportional_rate(exhibit: str, method: str, at: Span, metric: Metric | None = None) -> Rule:
-    """The best rate grows as a power of the batch size that is near 1, over a factor of 4 or more."""
+    """The best rate grows as a power of the batch size that is near 1, over a factor of `WIDE` or more."""
 
     def decide(series: Points) -> Finding:
-        if max(series) < 4 * min(series):
-            return missing(f"{method} over a factor of 4 in batch size")
+        if narrow := _too_narrow(method, series):
+            return narrow
         rates = best_rates({f"{method} at {at}": result for at, result in series.items()})
         if isinstance(rates, Finding):
             return rates
@@ -80,8 +88,19 @@ def proportional_rate(exhibit: str, method: str, at: Span, metric: Metric | None
         words = ", ".join(f"{rate} at {at}" for at, rate in zip(series, rates, strict=True))
         return decided(abs(power - 1) <= NEAR_ONE, f"{method} best rates {words}, power {power:.2f}")
 
-    criterion = f"the best rate of {method} is proportional to (batch size)^p with |p - 1| ≤ {NEAR_ONE:.2g}"
+    criterion = (
+        f"the best rate of {method} is proportional to (batch size)^p with |p - 1| ≤ {NEAR_ONE:.2g}, "
+        f"over a factor of {WIDE:g} or more"
+    )
     return _along(exhibit, (method,), at, criterion, decide, metric)
+
+
+def _too_narrow(method: str, series: Points) -> Finding | None:
+    """The finding about batch sizes or depths that are less than `WIDE` apart."""
+    low, high = min(series), max(series)
+    if high >= WIDE * low:
+        return None
+    return missing(f"{method} over a factor of {WIDE:g}, more than from {low} to {high}")
 
 
 class Shape(NamedTuple):
