@@ -6,6 +6,7 @@ import errno
 import os
 import random
 import re
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -413,6 +414,37 @@ def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
         open_writer(tmp_path / "file/sweep"),
     ):
         pass
+
+
+@pytest.mark.parametrize("happens", ["moved", "removed", "replaced"])
+def test_what_would_be_written_to_a_file_that_nobody_can_read_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, happens: str
+) -> None:
+    """As the folder of a sweep that runs is cleared away, or a copy is brought back over it."""
+    first, second = configs(2)
+    record_trial(tmp_path / "copy", first)
+    monkeypatch.chdir(tmp_path)
+    folder = Path("sweep")
+
+    def write() -> None:
+        with open_writer(folder) as writer:
+            writer.add([second])
+            monkeypatch.chdir("/")  # a path that was relative is that of the same file
+            writer.start(identity(second), HERE, classes=10)
+            monkeypatch.chdir(tmp_path)
+            if happens == "removed":
+                shutil.rmtree(folder)
+            elif happens == "moved":
+                folder.rename("elsewhere")
+            else:
+                os.replace("copy/sweep.sqlite", folder / FILE)
+            writer.finish(identity(second), measured(3), step=10, seconds=1.0)
+
+    with pytest.raises(DataError, match=r"sweep/sweep.sqlite: was moved, removed or replaced while"):
+        write()
+    if happens == "moved":
+        with open_store(Path("elsewhere")) as store:
+            assert store.states() == {identity(second): "running"}
 
 
 def in_small_file_system(folder: Path, code: str) -> subprocess.CompletedProcess[str]:

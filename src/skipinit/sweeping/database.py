@@ -106,7 +106,26 @@ def create(path: Path) -> None:
         draft.unlink(missing_ok=True)
 
 
-def connect(path: Path, *, write: bool) -> sqlite3.Connection:
+class Connection(sqlite3.Connection):
+    """A connection that knows its file: one that was removed can be written, but nobody would read it."""
+
+    path: Path | None = None
+    """Absolute; None for a store in memory."""
+
+    def open(self, path: Path) -> None:
+        """Remember the file, which is open by now."""
+        self.path = path.absolute()
+        self.file = os.stat(path)
+
+    def is_in_place(self) -> bool:
+        """Whether the path still leads to the file."""
+        try:
+            return self.path is None or os.path.samestat(os.stat(self.path), self.file)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+
+
+def connect(path: Path, *, write: bool) -> Connection:
     """Connect to the store at `path` and migrate old tables: a writer in the file, a reader in memory."""
     with explained(path):
         connection = _open(path, "rw" if write else "ro")
@@ -141,7 +160,7 @@ def settle_files(connection: sqlite3.Connection) -> None:
         connection.execute("PRAGMA journal_mode = DELETE")
 
 
-def _open(path: Path, mode: str) -> sqlite3.Connection:
+def _open(path: Path, mode: str) -> Connection:
     address = f"file:{quote(os.fsencode(path.absolute()))}?mode={mode}"  # a name need not be Unicode
     connection = _connect(address)
     try:
@@ -153,11 +172,12 @@ def _open(path: Path, mode: str) -> sqlite3.Connection:
         # With WAL even a reader writes beside the file. In a folder that cannot be written there is no
         # writer, so the file does not change.
         return _connect(f"{address}&immutable=1")
+    connection.open(path)
     return connection
 
 
-def _connect(address: str) -> sqlite3.Connection:
-    connection = sqlite3.connect(address, uri=True, isolation_level=None, timeout=30)
+def _connect(address: str) -> Connection:
+    connection = sqlite3.connect(address, uri=True, isolation_level=None, timeout=30, factory=Connection)
     connection.create_function("crc", -1, lambda *row: zlib.crc32(repr(row).encode()), deterministic=True)
     return connection
 
@@ -240,11 +260,16 @@ _MIGRATIONS = {1: _settle_trials, 2: _add_measurements}
 
 
 @contextmanager
-def transaction(connection: sqlite3.Connection, path: Path) -> Iterator[None]:
+def transaction(connection: Connection, path: Path) -> Iterator[None]:
     """A transaction: all of it is committed, or nothing."""
     with explained(path), connection:  # which commits at the end, and rolls back what raised
         connection.execute("BEGIN IMMEDIATE")
         yield
+        if not connection.is_in_place():
+            raise DataError(
+                f"{path}: was moved, removed or replaced while it was written; run the command again, with "
+                "the new path if it was moved"
+            )
 
 
 _DAMAGED = "the file is damaged; take a backup, or import an export into a new folder"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict
@@ -30,6 +29,7 @@ from .database import (
     CHECKSUM_OF_TRIAL,
     EPOCH_COLUMNS,
     TRIAL_COLUMNS,
+    Connection,
     connect,
     create,
     damaged,
@@ -102,7 +102,7 @@ class Tally(NamedTuple):
 class Store:
     """Reads a sweep; any process may, at any time."""
 
-    def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
+    def __init__(self, connection: Connection, path: Path) -> None:
         self.path = path
         self._connection = connection
 
