@@ -59,7 +59,7 @@ def test_who_trains_may_be_seen_under_several_presets_how_well_may_not() -> None
 
 
 def test_a_short_training_shows_a_failure_only_by_a_loss_that_is_not_finite() -> None:
-    """A network of 100 layers divided by √2 is at chance for two epochs and learns in the third (`results/`)."""
+    """In `results/`, 100 layers divided by √2 are at chance for two epochs and learn in the third."""
 
     def judged(preset: str, scores: Scores) -> str:
         made = make_collection(trials(preset, lambda _: scores, names=("table1",)))
