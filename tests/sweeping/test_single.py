@@ -12,7 +12,8 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -118,26 +119,52 @@ def test_without_a_folder_the_numbers_are_the_same(finished: Path) -> None:
     assert replace(alone, images_per_second=0) == replace(kept, images_per_second=0)
 
 
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+_OWN = ModelConfig("support.own_models:plain_blocks", "own", num_classes=10, in_channels=1)
+
+
+# A script may have set a GPU. The meta device stands for it; there, nothing has any value.
 @pytest.mark.parametrize(
-    "model",
+    ("caller", "model"),
     [
-        replace(_CONFIG.model, scheme="regularized-skipinit"),
-        ModelConfig("support.own_models:plain_blocks", "own", num_classes=10, in_channels=1),
+        (lambda: torch.device("meta"), replace(_CONFIG.model, scheme="regularized-skipinit")),
+        (lambda: torch.device("meta"), _OWN),
+        (lambda: _default_dtype(torch.float64), replace(_CONFIG.model, scheme="regularized-skipinit")),
+        (lambda: _default_dtype(torch.bfloat16), _OWN),
+        (torch.no_grad, _CONFIG.model),
+        (torch.inference_mode, _OWN),
     ],
+    ids=["device", "device, own model", "float64", "bfloat16, own model", "no_grad", "inference, own model"],
 )
-def test_another_default_device_changes_no_number(tmp_path: Path, model: ModelConfig) -> None:
-    """A script may have set a GPU. The meta device stands for it; there, nothing has any value."""
+def test_what_the_caller_has_set_in_torch_changes_no_number(
+    tmp_path: Path, caller: Callable[[], AbstractContextManager[Any]], model: ModelConfig
+) -> None:
     config = replace(_CONFIG, model=model)
-    plain = train(config, device="cpu", progress=False).final
-    with torch.device("meta"):
-        found = train(config, device="cpu", progress=False).final
-        run_sweep(make_grid([config]), tmp_path, device="cpu", progress=False)
+    plain = train(config, tmp_path / "plain", device="cpu", progress=False).final
+    export(tmp_path / "plain", tmp_path / "exported")
+    with caller():
+        before = torch.get_default_dtype(), torch.is_grad_enabled(), torch.get_default_device()
+        found = train(config, tmp_path / "found", device="cpu", progress=False).final
+        run_sweep(make_grid([config]), tmp_path / "sweep", device="cpu", progress=False)
+        export(tmp_path / "found", tmp_path / "exported within")
+        after = torch.get_default_dtype(), torch.is_grad_enabled(), torch.get_default_device()
+    assert after == before
     assert plain is not None
     assert found is not None
-    with open_store(tmp_path) as store:
+    with open_store(tmp_path / "sweep") as store:
         (trial,) = store.trials()
     assert trial.last is not None
     assert trial.last.train_loss == found.train_loss == plain.train_loss
+    weights = [tmp_path / name / "model.safetensors" for name in ("exported", "exported within")]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from ..nets.own import is_own
 from ..training.checkpoint import Checkpoints, RunState, restore_network, restoring
 from ..training.own_models import build_own
 from ..training.protocol import identity
-from ..training.world import find_device, open_device
+from ..training.world import find_device, open_device, torch_as_new
 from .store import FILE, open_store
 from .trainer import Workplace
 
@@ -57,7 +57,8 @@ def export(folder: str | Path, out: str | Path, *, onnx: bool = False) -> None:
         need("onnx", "ONNX export")
     config, state = _newest(Path(folder))
     own = is_own(config.model.name)
-    model = build_own(config, describe(config.data).shape) if own else build(config.model, seed=config.seed)
+    with torch_as_new():
+        model = build_own(config, describe(config.data).shape) if own else build(config.model, config.seed)
     _restore(model.eval(), Path(folder), config, state)
     graph = _as_onnx(model, describe(config.data).shape) if onnx else b""  # first: it may fail
     if isinstance(model, ResidualNet) and not own:

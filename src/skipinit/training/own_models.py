@@ -13,7 +13,7 @@ from ..config import TrainConfig
 from ..data.images import mix
 from ..errors import ConfigError, one_line
 from ..nets.own import load_factory
-from .world import contiguous, made_on_cpu
+from .world import contiguous, torch_as_new
 
 _EXAMPLES = 16
 """Of the batch with which a conversion finds the residual adds and scales the classifier."""
@@ -41,7 +41,7 @@ def make_own(config: TrainConfig, shape: tuple[int, int, int]) -> nn.Module:
     """The model of the factory, converted if asked for; raises if it cannot be trained."""
     path, seed = config.model.name, mix("weights", config.seed)
     factory = load_factory(path)  # before the seed: an import may draw, too
-    with torch.random.fork_rng(devices=[]), made_on_cpu():
+    with torch.random.fork_rng(devices=[]), torch_as_new():
         torch.default_generator.manual_seed(seed)
         model = factory()
         _check_classifier(model, config, shape)

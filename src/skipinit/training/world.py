@@ -12,7 +12,7 @@ import os
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,12 +117,16 @@ def cpu_threads() -> int:
     return max(1, int(given)) if given.isdecimal() else 1
 
 
-def made_on_cpu() -> AbstractContextManager[Any]:
-    """Inside, tensors are made on the CPU unless a device is given, as without `torch.set_default_device`.
-
-    On another one, weights and the order of images could not be drawn by a generator of the CPU.
-    """
-    return nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
+@contextmanager
+def torch_as_new() -> Iterator[None]:
+    """Inside, tensors are float32, on the CPU and with gradients by default, whatever the caller has set."""
+    dtype, on_cpu = torch.get_default_dtype(), torch.get_default_device().type == "cpu"
+    torch.set_default_dtype(torch.float32)
+    try:
+        with torch.inference_mode(False), nullcontext() if on_cpu else torch.device("cpu"):
+            yield
+    finally:
+        torch.set_default_dtype(dtype)
 
 
 @contextmanager
@@ -130,7 +134,7 @@ def open_device(device: torch.device) -> Iterator[World]:
     """A world of one process: a GPU becomes the current device, the CPU gets `cpu_threads`."""
     before = torch.get_num_threads()
     # Streams and graphs are created on the current device.
-    with made_on_cpu(), torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+    with torch_as_new(), torch.cuda.device(device) if device.type == "cuda" else nullcontext():
         if device.type == "cpu":
             torch.set_num_threads(cpu_threads())
         try:
@@ -252,9 +256,9 @@ def _normalize_together(norm: _BatchNorm, world: World, x: Tensor) -> Tensor:
     count = here * world.size if norm.training else int(world.sum(torch.tensor(here, device=x.device)))
     along_channels = (-1, *[1] * (values.dim() - 2))
     others = (0, *range(2, values.dim()))
-    mean = _sum(values.sum(others)) / count
+    mean: Tensor = _Sum.apply(values.sum(others)) / count  # type: ignore[no-untyped-call]
     centred = values - mean.view(along_channels)
-    variance = _sum(centred.square().sum(others)) / count
+    variance: Tensor = _Sum.apply(centred.square().sum(others)) / count  # type: ignore[no-untyped-call]
     out = centred * (variance + norm.eps).rsqrt().view(along_channels)
     if norm.affine:
         out = out * norm.weight.view(along_channels) + norm.bias.view(along_channels)
@@ -290,11 +294,6 @@ class _Sum(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         return _Sum.forward(ctx, gradient)
-
-
-def _sum(part: Tensor) -> Tensor:
-    total: Tensor = _Sum.apply(part)  # type: ignore[no-untyped-call]
-    return total
 
 
 class RunningStatistics:
