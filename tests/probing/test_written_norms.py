@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from skipinit.probing.measure import find_residual_adds, probe
-from support.probe_models import vectors
+from support.probe_models import Function, vectors
 from support.written_norms import (
     TWINS,
     CosineAttention,
@@ -65,6 +65,19 @@ def test_scaling_by_the_noise_level_is_no_norm(written, mixed):
 
     adds = find_residual_adds(Denoiser(), (X, torch.randn(64, 6), torch.rand(64, 1) + 0.1))
     assert [add.normalized for add in adds] == [False]
+
+
+@pytest.mark.parametrize("written", ["rsqrt", "power", "sqrt"])
+def test_the_degrees_of_a_graph_are_no_size(written):
+    """D^-1/2 A D^-1/2, by which graph networks mix: roots of sums, not of sums of squares."""
+
+    def mix(m, x):
+        weights = (x @ x.T).abs()
+        degrees = weights.sum(1)
+        factors = {"rsqrt": degrees.rsqrt(), "power": degrees**-0.5, "sqrt": 1 / degrees.sqrt()}[written]
+        return x + (factors[:, None] * weights * factors) @ m.a(x)
+
+    assert [add.normalized for add in find_residual_adds(Function(mix), X)] == [False]
 
 
 def test_a_scale_by_a_learned_deviation_is_no_norm():

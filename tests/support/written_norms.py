@@ -50,6 +50,10 @@ def by_scale_over_deviation(x: Tensor) -> Tensor:
     return scale * (x - x.mean(0))
 
 
+def by_product(x: Tensor) -> Tensor:
+    return x / ((x * x).mean(-1, keepdim=True) + 1e-6).sqrt()
+
+
 def by_each_value(x: Tensor) -> Tensor:
     """No norm: each value for itself, as a diffusion model is scaled by its noise."""
     return x / (x**2 + 1).sqrt()
@@ -68,6 +72,7 @@ TWINS: dict[Callable[[Tensor], Tensor], Callable[[], nn.Module]] = {
     by_vector_norm: lambda: nn.RMSNorm(WIDTH, elementwise_affine=False),
     by_power: lambda: nn.RMSNorm(WIDTH, elementwise_affine=False),
     by_inverse: lambda: nn.LayerNorm(WIDTH, elementwise_affine=False),
+    by_product: lambda: nn.RMSNorm(WIDTH, elementwise_affine=False),
 }
 """Each with the layer of torch that computes the same."""
 

@@ -33,8 +33,10 @@ class Kind(Enum):
     PASS = "copy or dropout"
     SHIFT = "addition of something that is not data, such as a bias"
     RESIDUAL = "residual add"
+    SQUARE = "square or variance"
+    ROOT = "square root"
     SIZE = "standard deviation or vector norm"
-    INVERSE = "inverse of a standard deviation or vector norm"
+    INVERSE = "inverse of one of the two before, or inverse root"
     CHOICE = "whole numbers, such as token ids"
     INDEX = "whole numbers that a comparison found, such as the expert of each token"
     OTHER = "anything else"
@@ -57,8 +59,7 @@ BATCH_NORMS = {
 _GROUP_NORMS = {"native_group_norm", "group_norm"}
 _LAYER_NORMS = {"native_layer_norm", "layer_norm", "_fused_rms_norm", "rms_norm"}
 _NORMS = BATCH_NORMS | _GROUP_NORMS | _LAYER_NORMS
-_POWERS = {0.5: "sqrt", -0.5: "rsqrt", -1.0: "reciprocal"}
-_SIZES = {"sqrt", "std", "std_mean", "linalg_vector_norm", "norm"}
+_POWERS = {2.0: "square", 0.5: "sqrt", -0.5: "rsqrt", -1.0: "reciprocal"}
 _ACTIVATIONS = {
     "relu", "gelu", "silu", "sigmoid", "tanh", "leaky_relu", "elu", "hardtanh", "hardswish", "hardsigmoid",
     "mish", "softplus", "clamp", "clamp_min", "threshold", "_prelu_kernel", "celu", "glu", "softshrink",
@@ -85,7 +86,7 @@ def name_of(function: Any) -> str:
 
 
 def operation_of(function: Any, args: tuple[Any, ...]) -> str:
-    """The name of an operation; powers of 1/2, -1/2 and -1 are `sqrt`, `rsqrt` and `reciprocal`."""
+    """The name of an operation; powers of 2, 1/2, -1/2 and -1 have those of `square`, `sqrt`, ..."""
     name = name_of(function)
     return _POWERS.get(args[1], name) if name == "pow" and isinstance(args[1], (int, float)) else name
 
@@ -104,10 +105,6 @@ def kind_of(operation: str, data_operands: int, learned_operand: bool) -> Kind:
         return Kind.LINEAR
     if operation in _NORMS:
         return Kind.NORM
-    if operation in _SIZES:
-        return Kind.SIZE
-    if operation == "rsqrt":
-        return Kind.INVERSE
     if data_operands > 1 and (operation in _PRODUCTS or operation.startswith("_scaled_dot_product")):
         return Kind.ATTENTION
     if operation in _ACTIVATIONS:
@@ -224,36 +221,6 @@ def split_paths(a: Node, b: Node, along_skips: bool = False) -> tuple[list[Node]
     if fork is None and frontier:
         fork = frontier[0][1]
     return only[1][::-1], only[2][::-1], fork
-
-
-def inverts_size(operation: str, operands: Sequence[Node | None]) -> bool:
-    """Whether this is 1 / s, or w / s, of a standard deviation or vector norm s; None is no data."""
-    inverts = operation == "reciprocal" or (operation == "div" and operands[0] is None)
-    return inverts and operands[-1] is not None and _before_scaling(operands[-1]).kind is Kind.SIZE
-
-
-def divides_by_size(operation: str, tensor: Node, size: Node) -> bool:
-    """Whether a tensor is divided by its own standard deviation or vector norm, or multiplied by the inverse:
-    x / |x|, (x - m) / s.
-    """
-    kind = Kind.INVERSE if operation == "mul" else Kind.SIZE
-    if operation == "mul" and _before_scaling(size).kind is not kind:
-        return False  # A gate may be computed from a norm.
-    above, below, fork = split_paths(tensor, size)
-    # It may be centred or scaled before. What else is added to it, such as noise, has no part in the size.
-    # An activation belongs to more than a norm, such as EvoNorm.
-    plain = not any(node.kind in _NOT_IN_A_NORM for node in above)
-    return fork is not None and plain and any(node.kind is kind for node in below)
-
-
-_NOT_IN_A_NORM = (Kind.INPUT, Kind.LINEAR, Kind.ATTENTION, Kind.ACTIVATION)
-
-
-def _before_scaling(node: Node) -> Node:
-    """What a value was before it was multiplied or shifted by numbers, bounded or cast."""
-    while node.kind in (Kind.SCALE, Kind.SHIFT, Kind.ACTIVATION, Kind.PASS) and len(node.parents) == 1:
-        node = node.parents[0]
-    return node
 
 
 def restored_by(add: Node) -> Node | None:

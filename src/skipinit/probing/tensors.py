@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from .operations import CHANNELS_LAST, CHANNELS_SECOND, Node, divides_by_size, mutable_arguments
+from .operations import CHANNELS_LAST, CHANNELS_SECOND, Node, mutable_arguments
 
 
 @dataclass(eq=False, slots=True)
@@ -130,12 +130,6 @@ def parts_read(
     return tuple((node, part) for node, part in parts if part is not None)
 
 
-def has_more_values(tensor: Tensor, other: Tensor) -> bool:
-    """Whether some of its values meet the same value of the other tensor, which may be expanded."""
-    held: int = storage_of(other).nbytes() // other.itemsize
-    return tensor.numel() > min(other.numel(), held)
-
-
 def scales_alike(factor: Tensor, tensor: Tensor) -> bool:
     """Whether all examples are multiplied alike: by one number, or by one for each channel.
 
@@ -143,14 +137,6 @@ def scales_alike(factor: Tensor, tensor: Tensor) -> bool:
     """
     axes = [axis - factor.dim() for axis, size in enumerate(factor.shape) if size > 1]
     return len(axes) < 2 and -tensor.dim() not in axes
-
-
-def is_divided_by_size(operation: str, tensors: Sequence[Tensor], nodes: Sequence[Node]) -> bool:
-    """Whether one operand is divided by a size of its own that several of its values share."""
-    return any(
-        has_more_values(tensors[i], tensors[j]) and divides_by_size(operation, nodes[i], nodes[j])
-        for i, j in {"div": [(0, 1)], "mul": [(0, 1), (1, 0)]}.get(operation, [])
-    )
 
 
 class StackedPairs:

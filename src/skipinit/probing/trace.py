@@ -25,7 +25,6 @@ from .operations import (
     Node,
     constant_of,
     fan_in_of,
-    inverts_size,
     is_factory,
     kind_of,
     mutable_arguments,
@@ -40,7 +39,6 @@ from .tensors import (
     cast_of,
     channel_axis,
     channels_of,
-    is_divided_by_size,
     is_signal,
     parts_read,
     scales_alike,
@@ -48,6 +46,7 @@ from .tensors import (
     tensors_in,
     written_by,
 )
+from .written_norms import written_kind
 
 if TYPE_CHECKING:
     from .measure import StatisticsBuffer
@@ -130,11 +129,8 @@ class Tracer(TorchDispatchMode):
         if not (parents or learned):
             return function(*args, **kwargs)
         operands = sum(info is not None for info in data) if parents else 1
-        kind = kind_of(operation, operands, bool(learned))
-        if inverts_size(operation, [None if info is None else info.node for info in data]):
-            kind = Kind.INVERSE
-        elif len(known) == operands == 2 and is_divided_by_size(operation, tensors, known):
-            kind = Kind.NORM
+        nodes = [None if info is None else info.node for info in data]
+        kind = written_kind(operation, tensors, nodes) or kind_of(operation, operands, bool(learned))
         sources = self._sources(kind, parents, tensors, infos)
         node = self._node(kind, parents, learned)
         node.sources = sources
