@@ -216,6 +216,15 @@ module = SmallNet()
 number = torch.zeros(())
 
 
+def slow_to_draw() -> nn.Module:
+    """Pauses between its draws, in the factory and in each training step, so that other threads can draw."""
+    first = SmallNet()
+    time.sleep(0.02)
+    model = nn.Sequential(first, nn.Dropout(0.5), nn.Linear(3, 3))
+    model[0].register_forward_hook(lambda *_: time.sleep(0.002))
+    return model
+
+
 GATE = "SKIPINIT_TEST_GATE"
 """The variable that names the file for which `gated_net` waits."""
 _STEPS_BEFORE_GATE = 15

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -159,6 +160,19 @@ def test_two_workers_at_once_give_the_numbers_of_one_at_a_time(
         [measured.step for measured in seen] == [0, 2, 4] and len(seen[0].rows) == 2
         for _, seen in curves[0].values()
     )
+
+
+def test_threads_that_train_at_once_give_the_numbers_of_one_at_a_time(data: str) -> None:
+    """They share torch's generator, from which factory and dropout draw."""
+    model = ModelConfig("support.own_models:slow_to_draw")
+    configs = [make_train_config(model, data, epochs=2, batch_size=32, seed=seed) for seed in range(3)]
+
+    def losses(config: TrainConfig) -> list[float]:
+        return [epoch.train_loss for epoch in _train(config).records]
+
+    alone = [losses(config) for config in configs]
+    with ThreadPoolExecutor(3) as threads:
+        assert list(threads.map(losses, configs)) == alone
 
 
 def test_convert_removes_the_norms_before_training(data: str, tmp_path: Path) -> None:

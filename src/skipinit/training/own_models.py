@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from weakref import WeakSet
@@ -17,6 +18,9 @@ from .world import contiguous, torch_as_new
 
 _EXAMPLES = 16
 """Of the batch with which a conversion finds the residual adds and scales the classifier."""
+
+_DRAWING = threading.RLock()
+"""Held while a run uses torch's generator, which all threads of the process share."""
 
 _TAKEN: WeakSet[nn.Module] = WeakSet()
 """The models of the runs of this process. Two runs that share a model would both train it."""
@@ -41,15 +45,15 @@ def make_own(config: TrainConfig, shape: tuple[int, int, int]) -> nn.Module:
     """The model of the factory, converted if asked for; raises if it cannot be trained."""
     path, seed = config.model.name, mix("weights", config.seed)
     factory = load_factory(path)  # before the seed: an import may draw, too
-    with torch.random.fork_rng(devices=[]), torch_as_new():
+    with _DRAWING, torch.random.fork_rng(devices=[]), torch_as_new():
         torch.default_generator.manual_seed(seed)
         model = factory()
         _check_classifier(model, config, shape)
-    if config.convert is None:
-        return model
-    from ..converting.convert import convert  # imports torch's compiler, which takes a second
+        if config.convert is None:
+            return model
+        from ..converting.convert import convert  # imports torch's compiler, which takes a second
 
-    return convert(model, (_EXAMPLES, *shape), scheme=config.convert, seed=seed).model
+        return convert(model, (_EXAMPLES, *shape), scheme=config.convert, seed=seed).model
 
 
 def _check_classifier(model: nn.Module, config: TrainConfig, shape: tuple[int, int, int]) -> None:
@@ -108,10 +112,11 @@ def drawing_from(generator: torch.Generator) -> Iterator[None]:
     default = torch.default_generator
     if device.type == "cuda":
         default = torch.cuda.default_generators[device.index or 0]
-    before = default.get_state()
-    default.set_state(generator.get_state())
-    try:
-        yield
-    finally:
-        generator.set_state(default.get_state())
-        default.set_state(before)
+    with _DRAWING:
+        before = default.get_state()
+        default.set_state(generator.get_state())
+        try:
+            yield
+        finally:
+            generator.set_state(default.get_state())
+            default.set_state(before)
