@@ -207,6 +207,9 @@ def test_what_in_memory_cannot_be_data_is_refused_and_nothing_written(
             x for x in "ab"
         ),
         "data: train is a Tensor; it must be (images, labels), or a Dataset that has a length": normal,
+        "data: train is a dict; it must be (images, labels), or a Dataset that has a length": dict(
+            zip(("images", "labels"), test, strict=True)
+        ),
         "data: train is a DataLoader; it must be (images, labels), or a Dataset that has a length; give its "
         "dataset": DataLoader(_Dataset(test[0], test[1])),
         "data: train cannot be read; its examples must be images of one shape, each with its class (Got": (
@@ -214,6 +217,14 @@ def test_what_in_memory_cannot_be_data_is_refused_and_nothing_written(
             test[1],
         ),
         "data: train_images are float32 that are no pixels k / 255; give uint8": (normal, test[1]),
+        "data: train_images are float64 that are no pixels k / 255; give uint8": (
+            normal.double() / 0,
+            test[1],
+        ),
+        "data: train_images are float16 that are no pixels k / 255; give uint8": (
+            test[0] + np.half(300),
+            test[1],
+        ),
         "data: train cannot be read; its examples must be images of one shape": _Dataset(odd, test[1]),
         "data: train_images is empty, of shape (0, 1, 8, 8)": (normal[:0], test[1][:0]),
         "data: train_labels is of length 3; it must be as long as train_images, 2": (test[0], np.arange(3)),

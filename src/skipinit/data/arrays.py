@@ -11,6 +11,7 @@ import hashlib
 import os
 import zipfile
 import zlib
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -81,7 +82,7 @@ def _split(split: Any, part: str) -> tuple[NDArray[Any], NDArray[Any]]:
     """Images and labels of a split."""
     together = isinstance(split, tuple | list) and len(split) == 2
     has_items = hasattr(split, "__getitem__") and hasattr(split, "__len__")
-    if not has_items or isinstance(split, str) or hasattr(split, "dtype"):  # as a lone tensor has
+    if not has_items or isinstance(split, str | Mapping) or hasattr(split, "dtype"):  # as a lone tensor has
         hint = "; give its dataset" if hasattr(split, "dataset") else ""  # as a DataLoader has
         raise DataError(
             f"data: {part} is a {type(split).__name__}; it must be (images, labels), or a Dataset that has a "
@@ -113,8 +114,10 @@ def _pixels(images: NDArray[Any], part: str) -> NDArray[Any]:
         return images
     if not images.size:  # refused later
         return images.astype(np.uint8)
-    pixels: NDArray[Any] = np.rint(255 * images)
-    if not (np.abs(255 * images - pixels) < 1e-3).all() or pixels.min() < 0 or pixels.max() > 255:
+    with np.errstate(over="ignore", invalid="ignore"):  # numbers that are not finite are no pixels, either
+        pixels: NDArray[Any] = np.rint(255 * images)
+        exact = bool((np.abs(255 * images - pixels) < 1e-3).all())
+    if not exact or pixels.min() < 0 or pixels.max() > 255:
         raise DataError(
             f"data: {part}_images are {images.dtype} that are no pixels k / 255; give uint8: images are "
             "standardized one by one in any case"
