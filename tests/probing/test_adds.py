@@ -304,6 +304,48 @@ def test_other_additions_are_not_residual(form):
     assert find_residual_adds(Function(NOT_RESIDUAL[form]), VECTORS) == []
 
 
+def _gated(m, x, merge):
+    """GTrXL's block: x and what its layers give enter two gates and a candidate. The last sum merges."""
+    given = m.a(m.norm(x)).relu()
+    reset = (m.b(given) + m.c(x)).sigmoid()
+    update = (m.d(given) + m.e(x) - 2).sigmoid()
+    return merge(x, (m.f(given) + m.g(reset * x)).tanh(), update)
+
+
+MERGES = {"sum": lambda x, h, z: (1 - z) * x + z * h, "interpolation": torch.lerp}
+
+
+@pytest.mark.parametrize("form", MERGES)
+def test_the_sums_in_gates_are_no_blocks(form):
+    model = Function(lambda m, x: _gated(m, x, MERGES[form]))
+    model.e, model.f, model.g = (nn.Linear(6, 6) for _ in range(3))
+    (add,) = find_residual_adds(model, VECTORS)
+    assert (add.name, add.skip_operand, add.nested) == ("Function", 0, False)
+
+
+def test_an_attention_gate_is_no_block():
+    """As in Attention U-Net: deeper features gate those of a long skip."""
+
+    def gate(m, x):
+        given = m.norm(m.b(m.a(x).relu()))
+        return x * m.d((m.c(given) + m.e(x)).relu()).sigmoid()
+
+    model = Function(gate)
+    model.e = nn.Linear(6, 6)
+    report = probe(model, VECTORS)
+    assert report.num_blocks == 0
+    assert "it only gates what its skip projects" in report.rejected
+
+
+def test_a_sum_that_gates_and_goes_on_is_a_block():
+    def forward(m, x):
+        total = m.a(x) + m.c(m.b(x).relu())
+        return m.d(total), x * total.sigmoid()
+
+    (add,) = find_residual_adds(Function(forward), VECTORS)
+    assert add.branch_modules == ("b", "c")
+
+
 @pytest.mark.parametrize("batch", [1, 4])
 @pytest.mark.parametrize("joined", [True, False])
 def test_two_halves_of_a_tensor_are_coupled_streams(joined, batch):

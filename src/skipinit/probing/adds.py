@@ -30,11 +30,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import permutations
 
 from torch import Tensor
 
 from .operations import Kind, Node, back_from, depth_of, descending_labels, has_layer, origins, split_paths
-from .tensors import Operand, Part, part_of, storage_of
 
 BRANCH_SCALAR = "branch_alpha"
 """The name of the learned scalar that a conversion puts at the end of a branch."""
@@ -112,31 +112,6 @@ def _classify_projection(
     if depth_of(between, operands[1 - operand]) <= depth_of(skip, operands[operand]):
         return "what one operand went through entered the other from the side"
     return Paths(operand, tuple(skip), between, tuple(back_from(fork)[-2::-1]))
-
-
-def sees_skip(paths: Paths, skip: Operand) -> bool:
-    """Whether the branch uses what the skip carries, or all the rest of the tensor that it is a part of.
-
-    The rest: two halves of a tensor are two coupled streams, as in reversible networks. A half that is only
-    added to another stream is none: WaveNet adds one half to its stream and the other to its outputs.
-    """
-    carried = [(skip.info.node, part_of(skip.tensor, storage_of(skip.tensor)))]
-    if paths.skip:
-        read = [(node, parent) for node in paths.skip for parent in node.parents if parent not in paths.skip]
-        carried = [(parent, part) for node, parent in read for part in _parts_of(parent, node)]
-    seen = []
-    for origin, part in carried:
-        if part is None:
-            return True
-        for node in (node for node in paths.branch if origin in node.parents):
-            parts, coupled = _parts_of(origin, node), node.stream in (None, origin)
-            seen += [p is None or part.overlaps(p) or (coupled and part.completes(p)) for p in parts]
-    return not seen or any(seen)
-
-
-def _parts_of(origin: Node, node: Node) -> list[Part | None]:
-    """The parts of the result of `origin` that an operation used; None stands for all of it."""
-    return [part for parent, part in node.parts if parent is origin] or [None]
 
 
 def _between(skip: list[Node], branch: list[Node], origin: Node, end: Node) -> tuple[Node, ...]:
@@ -261,6 +236,21 @@ def recurrent_adds(adds: Sequence[TracedAdd]) -> set[TracedAdd]:
     return {add for add in gated if add.layers in again}
 
 
+def gating_add(factors: Sequence[Node], adds: Sequence[TracedAdd]) -> TracedAdd | None:
+    """The add whose sum only gates what its skip projects, x * sigmoid(U x + W f(x)), in such a product.
+
+    GTrXL has two of them in each block, and an attention gate is one. The sum does not carry the stream on.
+    """
+    for value, gate in permutations(factors, 2):
+        while gate.order > value.order and gate.kind is not Kind.RESIDUAL and len(gate.parents) == 1:
+            gate = gate.parents[0]
+        for add in adds:
+            projected = {parent for node in add.paths.skip for parent in node.parents}
+            if add.node is gate and len(gate.consumers) == 1 and value in projected - set(add.paths.skip):
+                return add
+    return None
+
+
 def _run_again(adds: Sequence[TracedAdd]) -> set[Hashable]:
     """The layers that run again on what they computed, unlike those of a network that gets two inputs."""
     return descending_labels({add.node: add.layers for add in adds if add.layers[1]})
@@ -324,7 +314,7 @@ def _describe(add: TracedAdd, depth: int, names: dict[Node, str], doubt: str | N
         parameters=tuple(dict.fromkeys(used)),
         scale=scaling.parameters[0] if scaling is not None else None,
         activation=after_module if after is Kind.ACTIVATION and not others else None,
-        nested=any(n.kind is Kind.RESIDUAL for n in paths.branch),
+        nested=any(n in names for n in paths.branch),
         doubt=doubt,
     )
 

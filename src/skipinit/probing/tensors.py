@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from .operations import CHANNELS_LAST, CHANNELS_SECOND, Node, mutable_arguments
+
+if TYPE_CHECKING:
+    from .adds import Paths
 
 
 @dataclass(eq=False, slots=True)
@@ -119,6 +122,31 @@ def part_of(tensor: Tensor, storage: Any) -> Part | None:
     if tensor.numel() >= whole:
         return None
     return Part(int(tensor.storage_offset()), tensor.shape, tensor.stride(), whole)
+
+
+def sees_skip(paths: Paths, skip: Operand) -> bool:
+    """Whether the branch uses what the skip carries, or all the rest of the tensor that it is a part of.
+
+    The rest: two halves of a tensor are two coupled streams, as in reversible networks. A half that is only
+    added to another stream is none: WaveNet adds one half to its stream and the other to its outputs.
+    """
+    carried = [(skip.info.node, part_of(skip.tensor, storage_of(skip.tensor)))]
+    if paths.skip:
+        read = [(node, parent) for node in paths.skip for parent in node.parents if parent not in paths.skip]
+        carried = [(parent, part) for node, parent in read for part in _parts_of(parent, node)]
+    seen = []
+    for origin, part in carried:
+        if part is None:
+            return True
+        for node in (node for node in paths.branch if origin in node.parents):
+            parts, coupled = _parts_of(origin, node), node.stream in (None, origin)
+            seen += [p is None or part.overlaps(p) or (coupled and part.completes(p)) for p in parts]
+    return not seen or any(seen)
+
+
+def _parts_of(origin: Node, node: Node) -> list[Part | None]:
+    """The parts of the result of `origin` that an operation used; None stands for all of it."""
+    return [part for parent, part in node.parts if parent is origin] or [None]
 
 
 def parts_read(

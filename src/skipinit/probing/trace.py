@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .adds import Paths, TracedAdd, classify, recurrent_adds, sees_skip
+from .adds import Paths, TracedAdd, classify, gating_add, recurrent_adds
 from .modules import Modules
 from .operations import (
     ADDITIONS,
@@ -42,6 +42,7 @@ from .tensors import (
     is_signal,
     parts_read,
     scales_alike,
+    sees_skip,
     storage_of,
     tensors_in,
     written_by,
@@ -141,6 +142,9 @@ class Tracer(TorchDispatchMode):
                 node.difference = parents[0], parents[1]
             elif operation == "add" and (restored := restored_by(node)) is not None:
                 node.kind, node.parents = Kind.PASS, (restored,)
+        if operation in ("mul", "addcmul", "lerp") and (gate := gating_add(parents, self.adds)) is not None:
+            self.adds.remove(gate)
+            self.rejected["it only gates what its skip projects"] += 1
         if parents:
             self.operations += 1
             node.fan_in = fan_in_of(operation, args, known) if kind is Kind.LINEAR else None
