@@ -30,7 +30,7 @@ from ..data.catalog import DATA_SETS, describe
 from ..errors import ConfigError, DataError, unknown_name
 from ..files import read_whole
 from ..nets.own import name_factory
-from ..notation import plain, read_value
+from ..notation import kinds_of, plain, read_value
 from ..training.protocol import (
     check_fit,
     identity,
@@ -72,6 +72,8 @@ def _items(axis: str, text: str) -> Sequence[object]:
     """The numbers of a range, or the text itself."""
     span = re.fullmatch(r"(2\^)?(-?\d{1,9})\.\.(2\^)?(-?\d{1,9})", text)
     if span is None:
+        if ".." in text and not {int, float}.isdisjoint(kinds_of(AXES[axis])):
+            raise ConfigError(f"axis {axis}: {text!r} is no range; write 2^-6..2^0 or 0..6, or each value")
         return [text]
     first, last = int(span[2]), int(span[4])
     if span[1] != span[3]:
