@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from skipinit.errors import ConfigError
 from skipinit.nets.merges import GhostBatchNorm2d
 from skipinit.training import world as world_module
-from skipinit.training.world import RunningStatistics, World, open_world, share_statistics
+from skipinit.training.world import RunningStatistics, World, open_world, share_statistics, torch_as_new
 
 _CPU = torch.device("cpu")
 _EXACT = {"rtol": 1e-12, "atol": 1e-12}
@@ -240,3 +240,17 @@ def test_a_process_of_many_has_the_threads_of_one_alone(monkeypatch: pytest.Monk
         assert torch.get_num_threads() == 2, "as before"
     finally:
         torch.set_num_threads(1)
+
+
+def test_threads_that_train_at_once_give_the_default_type_back() -> None:
+    first, second = torch_as_new(), torch_as_new()
+    torch.set_default_dtype(torch.float64)
+    try:
+        first.__enter__()
+        second.__enter__()
+        assert torch.get_default_dtype() == torch.float32
+        first.__exit__(None, None, None)
+        second.__exit__(None, None, None)
+        assert torch.get_default_dtype() == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)

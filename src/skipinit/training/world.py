@@ -126,7 +126,8 @@ def torch_as_new() -> Iterator[None]:
         with torch.inference_mode(False), nullcontext() if on_cpu else torch.device("cpu"):
             yield
     finally:
-        torch.set_default_dtype(dtype)
+        if dtype != torch.float32:  # of all threads: another one may have set it back meanwhile
+            torch.set_default_dtype(dtype)
 
 
 @contextmanager
