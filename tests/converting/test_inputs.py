@@ -179,3 +179,45 @@ def test_batches_as_people_have_them(form):
     assert len(find_residual_adds(make(), batch)) == 1
     assert convert(make(), batch, seed=0).num_blocks == 1
     assert torch.equal(X, x)
+
+
+class OnNested(nn.Module):
+    """Two blocks, one after each kind of norm, on examples of different lengths."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.norm, self.batch_norm = nn.LayerNorm(6), nn.BatchNorm1d(6)
+
+    def forward(self, x):
+        x = x + self.first(self.norm(x))
+        normalized = self.batch_norm(x.values())
+        return x + self.last(torch.nested.nested_tensor_from_jagged(normalized, x.offsets()))
+
+
+def nested(layout):
+    return torch.nested.nested_tensor([X[:3], X[3:]], layout=layout)
+
+
+def test_examples_of_different_lengths_are_measured_as_one_after_the_other():
+    torch.manual_seed(0)
+    model = OnNested().eval()
+    model.batch_norm.running_var.fill_(2)
+    inputs = nested(torch.jagged)
+    rows = probe(model, inputs).rows
+    branch = model.first(model.norm(X)).double()
+    assert rows[0].branch_variance == pytest.approx(branch.var(correction=0).item(), rel=1e-5)
+    within = (X + branch).var(0, correction=0).mean().item()
+    assert rows[0].channel_variance == pytest.approx(within, rel=1e-5)
+    conversion = convert(model, inputs, keep_function=True)
+    assert conversion.difference < 1e-6
+    torch.testing.assert_close(conversion.model(inputs).values(), model(inputs).values())
+    drawn = convert(model, inputs, seed=0).model
+    torch.testing.assert_close(drawn(inputs).values(), X)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_a_nested_tensor_without_a_shape_is_refused_in_one_line(function):
+    with pytest.raises(ConfigError, match=r"layout torch\.strided has no shape; use layout=torch\.jagged"):
+        function(OnNested(), nested(torch.strided))

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ..nets.layers import scale_weight
 from ..probing.forward import Inputs, arguments_of, preserve_state
 from ..probing.measure import measure
-from ..probing.tensors import tensors_in
+from ..probing.tensors import tensors_in, values_of
 from .changes import Change
 from .extensions import ScaledInput, ScaledTable, extend
 from .initialization import is_tied
@@ -86,7 +86,7 @@ def start_raw_inputs(surgery: Surgery, inputs: Inputs) -> None:
             _run_once(surgery.model, inputs)
         if len(given) != 1:
             continue
-        spread = given[0].std(correction=0)
+        spread = values_of(given[0]).std(correction=0)
         if 0 < spread < _NEAR_1[0] or _NEAR_1[1] < spread < torch.inf:
             extend(layer, ScaledInput)
             layer.register_buffer("input_scale", 1 / spread)
@@ -155,7 +155,7 @@ def _spread_of_output(layer: nn.Module, model: nn.Module, inputs: Inputs) -> flo
     outputs: list[Tensor] = []
     with layer.register_forward_hook(lambda _, __, output: outputs.append(output)):
         _run_once(model, inputs)
-    return outputs[-1].std(correction=0).item()
+    return values_of(outputs[-1]).std(correction=0).item()
 
 
 def _unit_spread(layers: Iterable[nn.Module], model: nn.Module, inputs: Inputs) -> list[nn.Module]:
@@ -166,13 +166,13 @@ def _unit_spread(layers: Iterable[nn.Module], model: nn.Module, inputs: Inputs) 
     scaled: list[nn.Module] = []
 
     def rescale(layer: nn.Module, args: Any, kwargs: Any, output: Tensor) -> Tensor:
-        spread = output.std(correction=0).item()
+        spread = values_of(output).std(correction=0).item()
         weight = layer._parameters.get("weight")
         if weight is None or not 0 < spread < math.inf:
             return output
         weight.div_(spread)
         found: Tensor = layer.forward(*args, **kwargs)
-        if not math.isclose(found.std(correction=0).item(), 1, rel_tol=0.01):
+        if not math.isclose(values_of(found).std(correction=0).item(), 1, rel_tol=0.01):
             weight.mul_(spread)
             return output
         scaled.append(layer)

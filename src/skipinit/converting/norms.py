@@ -116,7 +116,8 @@ def norm_calls(model: nn.Module) -> Iterator[dict[str, NormCall]]:
     def keep(name: str, given: tuple[Any, ...], output: Any) -> None:
         if isinstance(output, Tensor):
             counter = output.detach()
-            counter.data = output.new_empty(0)  # The values need not stay in memory.
+            if not output.is_nested:
+                counter.data = output.new_empty(0)  # The values need not stay in memory.
             calls[name] = NormCall(counter, output._version, sum(1 for _ in tensors_in(given)))
 
     with ExitStack() as hooks:

@@ -19,7 +19,7 @@ from ..errors import ConfigError, SkipinitError
 from ..nets.blocks import ScalarBias
 from ..nets.layers import CONVOLUTIONS_AND_DENSE, is_linear_map
 from ..probing.forward import copy_model
-from ..probing.tensors import tensors_in
+from ..probing.tensors import tensors_in, values_of
 from .changes import Change
 from .extensions import ChannelAffine, Copy, scalar
 from .flow import Flow
@@ -246,4 +246,4 @@ def in_double(value: Any) -> Any:
 
 def floating_tensors(outputs: Any) -> list[Tensor]:
     """The floating-point tensors of what a model returned."""
-    return [tensor for tensor in tensors_in(outputs) if tensor.is_floating_point()]
+    return [values_of(tensor) for tensor in tensors_in(outputs) if tensor.is_floating_point()]

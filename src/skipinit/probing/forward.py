@@ -26,7 +26,7 @@ from torch.overrides import TorchFunctionMode
 
 from ..errors import ConfigError, SkipinitError, one_line
 from .adds import TracedAdd
-from .tensors import tensors_in
+from .tensors import tensors_in, values_of
 from .trace import Tracer
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def traced(
         raise ConfigError(
             f"the batch is empty: {', '.join(map(_describe, tensors))}; there is nothing to measure"
         )
-    for tensor in tensors:
+    for tensor in map(values_of, tensors):
         plain = tensor.is_floating_point() and tensor.layout is torch.strided and not tensor.is_meta
         if plain and not bool(tensor.isfinite().all()):
             raise ConfigError(f"the input {_describe(tensor)} holds NaN or infinity before the model runs")

@@ -18,7 +18,7 @@ from .adds import ResidualAdd, TracedAdd, describe_adds
 from .balance import ProbeReport, ProbeRow
 from .forward import Inputs, Mode, norm_of, traced
 from .operations import Kind
-from .tensors import TensorInfo
+from .tensors import TensorInfo, values_of
 from .trace import Tracer
 
 Loss = Callable[[Any, Tensor], Tensor]
@@ -222,6 +222,8 @@ def channel_statistics(values: Tensor, channel_axis: int) -> Tensor:
     converted chunk by chunk; its variance is the mean variance within chunks plus the variance of their
     means. The result stays on the device: nothing waits for it. Real and imaginary parts are channels.
     """
+    channel_axis -= values.is_nested  # Its first two axes become one.
+    values = values_of(values)
     if values.is_complex():
         values = torch.cat([values.real, values.imag], channel_axis)
     chunks = _split(values.detach(), channel_axis)

@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from ..errors import ConfigError
 from .operations import CHANNELS_LAST, CHANNELS_SECOND, Node, mutable_arguments
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ class _NoStorage:
 
 def storage_of(tensor: Tensor) -> Any:
     """The memory that all views of a tensor share."""
+    if tensor.is_nested and tensor.layout is torch.strided:
+        raise ConfigError("a nested tensor of layout torch.strided has no shape; use layout=torch.jagged")
     try:
         return tensor.untyped_storage()
     except NotImplementedError:
@@ -60,6 +63,11 @@ def storage_of(tensor: Tensor) -> Any:
 def is_signal(tensor: Tensor) -> bool:
     """Whether it holds real or complex numbers. Whole numbers, such as token ids, only choose."""
     return tensor.is_floating_point() or tensor.is_complex()
+
+
+def values_of(tensor: Tensor) -> Tensor:
+    """Of a nested tensor the values, its examples one after the other; any other tensor as it is."""
+    return tensor.values() if tensor.is_nested else tensor
 
 
 def cast_of(tensor: Tensor) -> Tensor | None:
