@@ -34,8 +34,8 @@ _LONG = [
 ]
 """One for each node, and sent out first. They wait after three epochs: both train when the node is killed."""
 _TRIALS = [*_LONG, *(replace(SMALL, seed=seed) for seed in range(2, 5)), DIVERGING, RAISING]
-_COMMAND = ["sweep", "wrn10_1", "--scheme", "skipinit", "--data", "digits", "--lr", "0.05"]
-_COMMAND += ["--batch-size", "256", "--engine", "ray"]
+_OPTIONS = ["--data", "digits", "--lr", "0.05", "--batch-size", "256", "--engine", "ray"]
+_COMMAND = ["sweep", "wrn10_1", "--scheme", "skipinit", *_OPTIONS]
 _PATIENCE = 240
 
 
@@ -149,15 +149,31 @@ def test_a_node_killed_in_mid_sweep_costs_no_trial_and_changes_no_number(
         assert after[id][: len(sure)] == sure
 
 
-def test_asked_to_stop_the_nodes_hand_over_their_checkpoints(tmp_path: Path, cluster: Any) -> None:
+def test_asked_to_stop_the_nodes_hand_over_their_checkpoints(
+    tmp_path: Path, cluster: Any, gate: Path
+) -> None:
     out = tmp_path / "stopped"
-    command = [*_COMMAND, "--epochs", "40", "--device", "cpu", "--out", str(out)]
+    gate.unlink(missing_ok=True)
+    command = [
+        "sweep",
+        _LONG[0].model.name,
+        *_OPTIONS,
+        "--epochs",
+        "40",
+        "--device",
+        "cpu",
+        "--out",
+        str(out),
+    ]
     with start(["-m", "skipinit", *command], cluster) as driver:
         try:
             _wait_until(lambda: (out / "sweep.sqlite").exists() and any(curves(out).values()), driver)
             driver.send_signal(signal.SIGTERM)
+            time.sleep(3)  # by then the node has been asked, while its trial waits
+            gate.touch()
             printed, errors = driver.communicate(timeout=_PATIENCE)
         finally:
+            gate.touch()
             driver.kill()
     # On a busy machine a line of progress comes each minute.
     remarks = [line for line in errors.splitlines() if not line.startswith("epochs of all trials, ")]
