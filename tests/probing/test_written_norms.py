@@ -10,6 +10,7 @@ from support.probe_models import Function, vectors
 from support.written_norms import (
     TWINS,
     CosineAttention,
+    PostNormalized,
     ResponseNorm,
     WrittenNorm,
     by_each_value,
@@ -29,6 +30,14 @@ def test_a_written_norm_is_read_like_that_of_torch(written):
     assert all(add.normalized and add.branch_norms == (f"{add.name}.norm",) for add in ours.adds)
     for row, expected in zip(ours.rows, torchs.rows, strict=True):
         assert row.branch_variance == pytest.approx(expected.branch_variance, rel=1e-4)
+    assert str(ours.verdict) == str(torchs.verdict)
+
+
+@pytest.mark.parametrize("written", TWINS, ids=lambda function: function.__name__)
+def test_blocks_follow_each_other_through_a_written_norm(written):
+    ours = probe(network(lambda: WrittenNorm(written), PostNormalized), X)
+    torchs = probe(network(TWINS[written], PostNormalized), X)
+    assert [add.follows for add in ours.adds] == [None, *(add.name for add in ours.adds[:-1])]
     assert str(ours.verdict) == str(torchs.verdict)
 
 

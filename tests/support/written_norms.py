@@ -127,7 +127,14 @@ class Normalized(nn.Module):
         return x + self.last(F.relu(self.first(self.norm(x))))
 
 
-def network(norm: Callable[[], nn.Module]) -> nn.Sequential:
+class PostNormalized(Normalized):
+    """norm(x + f(x))"""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x + self.last(F.relu(self.first(x))))
+
+
+def network(norm: Callable[[], nn.Module], block: type[Normalized] = Normalized) -> nn.Sequential:
     """Eight blocks, with the same weights whatever the norm."""
     torch.manual_seed(0)
-    return nn.Sequential(*(Normalized(norm()) for _ in range(8)), nn.Linear(WIDTH, 3))
+    return nn.Sequential(*(block(norm()) for _ in range(8)), nn.Linear(WIDTH, 3))

@@ -293,10 +293,24 @@ def back_from(node: Node) -> list[Node]:
     """The node and those before it, as far back as norms, activations and copies alone lead; that is last."""
     path = [node]
     while (node := path[-1]).kind in (Kind.NORM, Kind.ACTIVATION, Kind.PASS, Kind.SHIFT):
-        if len(node.parents) != 1:
+        if node.kind is Kind.NORM and len(node.parents) == 2:  # (x - m) / s: x is older than s.
+            path.append(min(map(_before_centring, node.parents), key=lambda before: before.order))
+        elif len(node.parents) == 1:
+            path += node.parents
+        else:
             break
-        path += node.parents
     return path
+
+
+def _before_centring(node: Node) -> Node:
+    """What a value was before something was taken from it, or before a scale."""
+    while True:
+        if node.kind is Kind.OTHER and node.difference is not None:
+            node = node.difference[0]
+        elif node.kind in (Kind.SCALE, Kind.PASS) and len(node.parents) == 1:
+            node = node.parents[0]
+        else:
+            return node
 
 
 def fan_in_of(operation: str, args: tuple[Any, ...], operands: Sequence[Node]) -> int | None:
