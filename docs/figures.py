@@ -36,7 +36,13 @@ def over_batch(label: str, *names: str) -> list[Panel]:
 
     def panel(name: str, metric: Metric, curve: Curve) -> Panel | None:
         shown = shown_in(EXHIBITS[name], metric, curve, cells(label).values())
-        return (lambda axes: draw_over_batch(axes, metric, curve, shown)) if shown else None
+
+        def draw(axes: Axes) -> None:
+            draw_over_batch(axes, metric, curve, shown)
+            if len(names) > 1:
+                axes.set_title(EXHIBITS[name].label, fontsize="medium")
+
+        return draw if shown else None
 
     places = [
         (name, metric, curve)

@@ -164,5 +164,5 @@ def test_claims_are_printed_by_what_was_found(capsys: pytest.CaptureFixture[str]
     )
     assert main(["claims", str(tmp_path), "--evidence"]) == 0
     text = capsys.readouterr().out
-    assert "  at initialization: holds. Figure 2a: skip_variance against 2^(l-1): off by " in text
+    assert "  at initialization: holds. Figure 2a: skip_variance against 2^(ℓ-1): off by " in text
     assert "  needs Table 1: batchnorm at depth 16, 100, 1000" in text

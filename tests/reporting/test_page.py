@@ -217,8 +217,8 @@ def test_a_figure_says_how_many_runs_a_point_is() -> None:
 
 
 def test_exponents_are_raised(text: str) -> None:
-    assert "2<sup>l−1</sup>" in text
-    assert "l<sup>p</sup> with |p - 1|" in text
+    assert "2<sup>ℓ−1</sup>" in text
+    assert "ℓ<sup>p</sup> with |p - 1|" in text
 
 
 def test_the_command_measures_the_set_that_is_shown() -> None:

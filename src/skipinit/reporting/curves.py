@@ -71,6 +71,7 @@ def _themed(svg: str) -> str:
 
 
 _METRIC = {"test_accuracy": "test accuracy (%)", "train_loss": "training loss (cross entropy)"}
+_BEST_RATE = {"test_accuracy": "best learning rate (accuracy)", "train_loss": "best learning rate (loss)"}
 SHORT = {
     "batchnorm": "batch norm", "skipinit": "SkipInit (α = 0)", "skipinit alpha=1": "SkipInit from α = 1",
     "divide-sqrt2": "divided by √2", "none": "no normalization",
@@ -112,7 +113,7 @@ def draw_over_batch(axes: Axes, metric: Metric, curve: Curve, cells: Sequence[Ex
         trained = {at: _point(each, curve) for at, each in sorted(results.items()) if not each.failed}
         _draw_curve(axes, trained, COLORS[_OVER_BATCH_SIZE.index(method)], SHORT[method])
     _batch_axis(axes, sorted({cell.at for cell in cells}))
-    axes.set_ylabel(_METRIC[metric] if curve == "value" else "best learning rate")
+    axes.set_ylabel((_METRIC if curve == "value" else _BEST_RATE)[metric])
     if curve == "rate":
         axes.set_yscale("log", base=2)
     elif metric == "train_loss":

@@ -185,7 +185,7 @@ def _sources(table: Exhibit, cells: Sequence[ExhibitCell]) -> str:
 
 
 def _powers(text: str) -> markupsafe.Markup:
-    """2^-3, 2^(l-1) and l^p with the exponent raised."""
+    """2^-3, 2^(ℓ-1) and ℓ^p with the exponent raised."""
     raised = re.sub(
         r"\^(-?\d+(?:\.\d+)?|\([^)]+\)|p\b)",
         lambda power: f"<sup>{power[1].strip('()').replace('-', '−')}</sup>",

@@ -17,7 +17,7 @@ INITIALIZATION = {
     "unnormalized-variance-doubles": claim(
         "2.1",
         "Without normalization the variance on the skip path doubles from block to block.",
-        follows("figure2a", "skip_variance", unnormalized_variance, "2^(l-1)"),
+        follows("figure2a", "skip_variance", unnormalized_variance, "2^(ℓ-1)"),
     ),
     "unnormalized-branch-equals-skip": claim(
         "2.1",
@@ -26,8 +26,8 @@ INITIALIZATION = {
     ),
     "normalized-variance-is-depth": claim(
         "2.1",
-        "With batch norm on the branch the variance on the skip path of block l is about l.",
-        follows("figure2b", "skip_variance", normalized_variance, "l"),
+        "With batch norm on the branch the variance on the skip path of block ℓ is about ℓ.",
+        follows("figure2b", "skip_variance", normalized_variance, "ℓ"),
     ),
     "normalized-branch-variance-is-one": claim(
         "2.1",
@@ -36,13 +36,13 @@ INITIALIZATION = {
     ),
     "normalization-divides-by-root-depth": claim(
         "2.1",
-        "The moving variance of block l is about l: batch norm divides the branch by the square root of l.",
-        follows("figure2b", "moving_variance", normalized_variance, "l"),
+        "The moving variance of block ℓ is about ℓ: batch norm divides the branch by the square root of ℓ.",
+        follows("figure2b", "moving_variance", normalized_variance, "ℓ"),
     ),
     "normalized-branch-share": claim(
         "2.1",
-        "With batch norm the branch of block l gives only 1/(l+1) of the block's output variance.",
-        follows("figure2b", "branch_share", normalized_branch_share, "1/(l+1)"),
+        "With batch norm the branch of block ℓ gives only 1/(ℓ+1) of the block's output variance.",
+        follows("figure2b", "branch_share", normalized_branch_share, "1/(ℓ+1)"),
     ),
     "linear-moving-mean-is-zero": claim(
         "2.1",
@@ -67,19 +67,19 @@ INITIALIZATION = {
     ),
     "relu-variances-as-derived": claim(
         "C",
-        "With batch norm and ReLUs the skip variance of block l is about l and its branch variance about 1.",
-        follows("figure5", "skip_variance", normalized_variance, "l"),
+        "With batch norm and ReLUs the skip variance of block ℓ is about ℓ and its branch variance about 1.",
+        follows("figure5", "skip_variance", normalized_variance, "ℓ"),
         follows("figure5", "branch_variance", lambda _: 1.0, "1"),
     ),
     "relu-moving-variance": claim(
         "C",
-        "ReLUs correlate the examples of a batch: the moving variance of block l is about l (1 - 1/π).",
-        follows("figure5", "moving_variance", relu_moving_variance, "l (1 - 1/π)"),
+        "ReLUs correlate the examples of a batch: the moving variance of block ℓ is about ℓ (1 - 1/π).",
+        follows("figure5", "moving_variance", relu_moving_variance, "ℓ (1 - 1/π)"),
     ),
     "relu-moving-mean": claim(
         "C",
-        "With ReLUs the squared moving mean of block l is about l/π.",
-        follows("figure5", "squared_moving_mean", relu_squared_moving_mean, "l/π"),
+        "With ReLUs the squared moving mean of block ℓ is about ℓ/π.",
+        follows("figure5", "squared_moving_mean", relu_squared_moving_mean, "ℓ/π"),
     ),
     "l2-dominates-the-initial-loss": claim(
         "2.3",

@@ -137,7 +137,7 @@ def claim(section: str, statement: str, *rules: Rule) -> Claim:
 
 
 Law = Callable[[float], float]
-"""What a quantity of block l should be."""
+"""What a quantity of block ℓ should be."""
 
 APPROXIMATELY = 0.1
 """The largest mean relative deviation over the blocks that counts as `approximately equal`."""
@@ -166,7 +166,7 @@ def _over_rows(
 
 
 def follows(figure: str, column: str, law: Law, formula: str) -> Rule:
-    """The column is approximately the law of the depth l."""
+    """The column is approximately the law of the depth ℓ."""
 
     def decide(depths: list[float], measured: list[float]) -> Finding:
         return _close(f"{column} against {formula}", measured, [law(depth) for depth in depths])
@@ -192,7 +192,7 @@ def _close(what: str, measured: list[float], expected: list[float]) -> Finding:
 
 
 def proportional(figure: str, column: str, low: float = 0.0, high: float = math.inf) -> Rule:
-    """The column is c l^p with p near 1 and low ≤ c < high."""
+    """The column is c ℓ^p with p near 1 and low ≤ c < high."""
 
     def decide(depths: list[float], measured: list[float]) -> Finding:
         if min(measured) <= 0:
@@ -200,10 +200,10 @@ def proportional(figure: str, column: str, low: float = 0.0, high: float = math.
         power = linear_regression(list(map(math.log, depths)), list(map(math.log, measured))).slope
         coefficient = fmean(value / depth for value, depth in zip(measured, depths, strict=True))
         holds = abs(power - 1) <= APPROXIMATELY and low <= coefficient < high
-        return decided(holds, f"{column} ∝ l^{power:.2f}, and {coefficient:.2f} l on average")
+        return decided(holds, f"{column} ∝ ℓ^{power:.2f}, and {coefficient:.2f} ℓ on average")
 
-    limits = "" if high == math.inf else f", {low:g} ≤ {column} / l < {high:g} on average"
-    return _over_rows(figure, (column,), f"{column} ∝ l^p with |p - 1| ≤ {APPROXIMATELY:g}{limits}", decide)
+    limits = "" if high == math.inf else f", {low:g} ≤ {column} / ℓ < {high:g} on average"
+    return _over_rows(figure, (column,), f"{column} ∝ ℓ^p with |p - 1| ≤ {APPROXIMATELY:g}{limits}", decide)
 
 
 def below(figure: str, column: str, other: str, ratio: float = 1.0, fewest: int = FEWEST_BLOCKS) -> Rule:
