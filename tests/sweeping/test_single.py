@@ -39,7 +39,7 @@ from skipinit.training.protocol import identity, make_train_config, settle
 from skipinit.training.records import TrainResult
 from skipinit.training.run import Run
 from support.permissions import bound_by_permissions
-from support.runs import FILES, StopAfter, checkpoint
+from support.runs import FILES, SMALL_BATCHNORM, StopAfter, checkpoint
 
 _CONFIG = TrainConfig(
     ModelConfig("wrn10_1", "skipinit", num_classes=10, in_channels=1),
@@ -109,6 +109,18 @@ def test_a_finished_run_is_only_read(finished: Path) -> None:
 def test_a_micro_batch_is_a_whole_number() -> None:
     with pytest.raises(ConfigError, match=r"^micro_batch 16.0 is not allowed; it must be a whole number"):
         train(_CONFIG, device="cpu", micro_batch=32 / 2)
+
+
+def test_a_micro_batch_that_batch_norm_makes_larger_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    batchnorm = replace(_CONFIG, model=SMALL_BATCHNORM)
+    ghosts = replace(_CONFIG, model=replace(SMALL_BATCHNORM, ghost_batch=32))
+    for config, said in (
+        (batchnorm, "micro_batch 24 becomes 256, the examples over which batch norm takes its statistics"),
+        (ghosts, "micro_batch 24 becomes 32, the examples over which batch norm takes its statistics"),
+        (_CONFIG, ""),
+    ):
+        train(config, device="cpu", micro_batch=24, progress=False, stop=_AtOnce())
+        assert capsys.readouterr().err == (f"skipinit: {said}\n" if said else "")
 
 
 def test_without_a_folder_the_numbers_are_the_same(finished: Path) -> None:

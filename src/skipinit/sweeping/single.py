@@ -23,7 +23,7 @@ from ..errors import ConfigError, DataError, SkipinitError, need, system_errors_
 from ..files import append_whole, write_whole
 from ..notation import check_value
 from ..training.checkpoint import Checkpoints, restore_run, restoring
-from ..training.control import Bar, Stop, steps_bar, stopped_by_signals
+from ..training.control import Bar, Stop, say_once, steps_bar, stopped_by_signals
 from ..training.loop import train_together
 from ..training.protocol import identity, settle
 from ..training.records import (
@@ -94,6 +94,11 @@ def train(
         # Before anything is written: if this fails, the folder must still take the corrected command.
         place = Workplace(world)
         run = place.make_run(config, micro_batch)
+        if micro_batch is not None and run.micro_batch > micro_batch and world.leads:
+            say_once(
+                f"micro_batch {micro_batch} becomes {run.micro_batch}, the examples over which batch norm "
+                "takes its statistics"
+            )
         bar = stack.enter_context(steps_bar(run.total_steps, shown=progress and world.leads))
         emit: Emit = _discard
         if folder and world.leads:
