@@ -9,6 +9,7 @@ from skipinit.probing.measure import find_residual_adds, probe
 from support.probe_models import Function, vectors
 from support.written_norms import (
     TWINS,
+    AffineNorm,
     CosineAttention,
     PostNormalized,
     ResponseNorm,
@@ -33,9 +34,10 @@ def test_a_written_norm_is_read_like_that_of_torch(written):
     assert str(ours.verdict) == str(torchs.verdict)
 
 
+@pytest.mark.parametrize("layer", [WrittenNorm, AffineNorm])
 @pytest.mark.parametrize("written", TWINS, ids=lambda function: function.__name__)
-def test_blocks_follow_each_other_through_a_written_norm(written):
-    ours = probe(network(lambda: WrittenNorm(written), PostNormalized), X)
+def test_blocks_follow_each_other_through_a_written_norm(written, layer):
+    ours = probe(network(lambda: layer(written), PostNormalized), X)
     torchs = probe(network(TWINS[written], PostNormalized), X)
     assert [add.follows for add in ours.adds] == [None, *(add.name for add in ours.adds[:-1])]
     assert str(ours.verdict) == str(torchs.verdict)

@@ -88,6 +88,17 @@ class WrittenNorm(nn.Module):
         return self.function(x)
 
 
+class AffineNorm(WrittenNorm):
+    """As in the first BERTs: scale * f(x) + shift"""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__(function)
+        self.scale, self.shift = nn.Parameter(torch.ones(WIDTH)), nn.Parameter(torch.zeros(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale * super().forward(x) + self.shift
+
+
 class ResponseNorm(nn.Module):
     """As in ConvNeXt V2: divides by the mean of the norms of other channels, which is no size of x."""
 

@@ -292,7 +292,7 @@ def has_layer(path: Sequence[Node]) -> bool:
 def back_from(node: Node) -> list[Node]:
     """The node and those before it, as far back as norms, activations and copies alone lead; that is last."""
     path = [node]
-    while (node := path[-1]).kind in (Kind.NORM, Kind.ACTIVATION, Kind.PASS, Kind.SHIFT):
+    while (node := path[-1]).kind in (Kind.NORM, Kind.ACTIVATION, Kind.PASS, Kind.SHIFT) or _ends_norm(node):
         if node.kind is Kind.NORM and len(node.parents) == 2:  # (x - m) / s: x is older than s.
             path.append(min(map(_before_centring, node.parents), key=lambda before: before.order))
         elif len(node.parents) == 1:
@@ -300,6 +300,11 @@ def back_from(node: Node) -> list[Node]:
         else:
             break
     return path
+
+
+def _ends_norm(node: Node) -> bool:
+    """Whether this is the scale of a norm written by hand."""
+    return node.kind is Kind.SCALE and _before_centring(node).kind is Kind.NORM
 
 
 def _before_centring(node: Node) -> Node:
