@@ -244,9 +244,10 @@ def gating_add(factors: Sequence[Node], adds: Sequence[TracedAdd]) -> TracedAdd 
     for value, gate in permutations(factors, 2):
         while gate.order > value.order and gate.kind is not Kind.RESIDUAL and len(gate.parents) == 1:
             gate = gate.parents[0]
-        for add in adds:
-            projected = {parent for node in add.paths.skip for parent in node.parents}
-            if add.node is gate and len(gate.consumers) == 1 and value in projected - set(add.paths.skip):
+        if gate.kind is Kind.RESIDUAL and len(gate.consumers) == 1:
+            add = next((add for add in reversed(adds) if add.node is gate), None)
+            skip = () if add is None else add.paths.skip
+            if value not in skip and any(value in node.parents for node in skip):
                 return add
     return None
 
