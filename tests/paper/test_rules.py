@@ -200,6 +200,8 @@ def test_thresholds() -> None:
     assert state(rule, ("batchnorm", falls_at_64), ("none", falls_at_64)) == "does not hold"
     never = accuracies({32: 93.0, 64: 93.0, 128: 93.0})
     assert state(rule, ("batchnorm", never), ("none", never)) == "not measured yet"
+    always = accuracies({256: 94.0, 512: 93.0, 1024: 92.0})  # whether it holds up to 256 is not seen
+    assert state(rule, ("batchnorm", always), ("none", falls_at_64)) == "not measured yet"
 
 
 def test_stable_rates_need_an_end() -> None:

@@ -172,6 +172,8 @@ def larger_threshold(exhibit: str, first: str, second: str, at: Span) -> Rule:
             return decided(False, f"{_words(first, one)}; {_words(second, other)}")
         if others == max(other):
             return missing(f"{second} at larger batch sizes than {others}, where it is still at its best")
+        if mine == min(one):
+            return missing(f"{first} at smaller batch sizes than {mine}, from where on it falls")
         words = f"accuracy holds up to batch size {mine} with {first}, {others} with {second}"
         return decided(mine >= LARGER * others, words)
 
