@@ -337,6 +337,23 @@ def test_an_attention_gate_is_no_block():
     assert "it only gates what its skip projects" in report.rejected
 
 
+def test_a_focal_modulation_has_no_blocks():
+    """As in FocalNet: three parts of a tensor are a query, its context and gates. The context is summed."""
+
+    def modulate(m, x):
+        query, context, gates = m.a(x).split(2, 1)
+        total = 0
+        for layer, gate in zip((m.e, m.f), gates.split(1, 1), strict=True):
+            context = layer(context).relu()
+            total = total + context * gate
+        total = total + context.mean(1, keepdim=True).relu() * gates
+        return query * m.g(total)
+
+    model = Function(modulate)
+    model.e, model.f, model.g = (nn.Linear(2, 2) for _ in range(3))
+    assert find_residual_adds(model, VECTORS) == []
+
+
 def test_a_sum_that_gates_and_goes_on_is_a_block():
     def forward(m, x):
         total = m.a(x) + m.c(m.b(x).relu())

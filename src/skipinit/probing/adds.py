@@ -245,10 +245,11 @@ def gating_add(factors: Sequence[Node], adds: Sequence[TracedAdd]) -> TracedAdd 
         while gate.order > value.order and gate.kind is not Kind.RESIDUAL and len(gate.parents) == 1:
             gate = gate.parents[0]
         if gate.kind is Kind.RESIDUAL and len(gate.consumers) == 1:
-            add = next((add for add in reversed(adds) if add.node is gate), None)
-            skip = () if add is None else add.paths.skip
-            if value not in skip and any(value in node.parents for node in skip):
-                return add
+            for add in reversed(adds):
+                if add.node is gate and any(
+                    node.kind is Kind.LINEAR and value in node.parents for node in add.paths.skip
+                ):
+                    return add
     return None
 
 
