@@ -8,14 +8,20 @@ import os
 import random
 import resource
 import shutil
+import signal
 import subprocess
-from collections.abc import Iterator
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from skipinit import notation
 from skipinit.cli import main
@@ -95,6 +101,75 @@ def test_files_that_may_not_grow(tmp_path: Path, torture: Torture) -> None:
         assert _measured(out) == _measured(tmp_path / "whole")
         torture.count("results compared")
         shutil.rmtree(out)
+
+
+@pytest.fixture
+def photographs(tmp_path: Path) -> Path:
+    """Two classes, four pictures of each to train on and to test."""
+    generator = np.random.default_rng(0)
+    for part in ("train", "val"):
+        for name in ("cat", "dog"):
+            folder = tmp_path / "photographs" / part / name
+            folder.mkdir(parents=True)
+            for number in range(4):
+                pixels = generator.integers(0, 256, (40, 50, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(folder / f"{number}.png")
+    return tmp_path / "photographs"
+
+
+def _train_photographs(
+    folder: Path, out: Path, epochs: int, within: Sequence[str] = ()
+) -> subprocess.Popen[str]:
+    words = f"train support.own_models:for_photographs --data {folder} --batch-size 4 --epochs {epochs}"
+    return subprocess.Popen(
+        [*within, sys.executable, "-m", "skipinit", *words.split(), "--device", "cpu", "--out", str(out)],
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_shared_memory_that_is_too_small(photographs: Path, tmp_path: Path) -> None:
+    """As in a container, where it has 64 MB. A batch of four has 600 KB."""
+    if subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode:
+        pytest.skip("needs user and mount namespaces (unshare -rm)")
+    mounted = 'mount -t tmpfs -o size=300k none /dev/shm && exec "$@"'
+    within = ["unshare", "-rm", "sh", "-c", mounted, "sh"]
+    with _train_photographs(photographs, tmp_path / "run", 1, within) as process:
+        try:
+            _, said = process.communicate(timeout=120)
+        finally:
+            process.kill()
+    assert process.returncode == 1
+    assert said.startswith("skipinit: /dev/shm: no room for images that worker processes decode (")
+    assert said.endswith("make it larger, as by docker run --shm-size=8g, or use fewer cores (taskset)\n")
+    assert said.count("\n") == 1
+
+
+def test_a_decoder_that_is_killed(photographs: Path, tmp_path: Path) -> None:
+    """As for lack of memory."""
+    out = tmp_path / "run"
+    with _train_photographs(photographs, out, 2000) as process:
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        try:
+            deadline = time.monotonic() + 120
+            while process.poll() is None and not (out / "metrics.jsonl").exists():
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            while process.poll() is None:  # those of an epoch that has just ended are not missed
+                assert time.monotonic() < deadline
+                with suppress(OSError, IndexError):
+                    os.kill(int(children.read_text().split()[0]), signal.SIGKILL)
+                time.sleep(0.2)
+            _, said = process.communicate(timeout=120)
+        finally:
+            process.kill()
+    assert process.returncode == 1
+    # Before it, Python may report an error that torch raised in a hook of fork, where it is ignored.
+    last = said.splitlines()[-1]
+    assert last.startswith("skipinit: DataLoader worker")
+    assert last.endswith("; run the command again to resume")
 
 
 class _Jumping:

@@ -20,9 +20,9 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from ..errors import DataError
+from ..errors import DataError, one_line
 from ..provenance import usable_cores
 from .catalog import find, search_path
 from .images import mix
@@ -242,14 +242,32 @@ class _Decoded(Dataset[Batch | DataError]):
         self.rule = rule
 
     def __getitem__(self, row: Sequence[int]) -> Batch | DataError:
-        images = np.empty((len(row), SIZE, SIZE, 3), dtype=np.uint8)
         try:
+            images = _shared(torch.empty((len(row), SIZE, SIZE, 3), dtype=torch.uint8))
+            labels = _shared(torch.from_numpy(self.split.labels[np.asarray(row, dtype=np.int64)]))
+            pixels = images.numpy()
             for place, index in enumerate(row):
-                images[place] = read_image(self.split.path(index), index, self.rule)
+                pixels[place] = read_image(self.split.path(index), index, self.rule)
         except DataError as error:
             return error
-        labels = self.split.labels[np.asarray(row, dtype=np.int64)]
-        return torch.from_numpy(images).permute(0, 3, 1, 2), torch.from_numpy(labels)
+        return images.permute(0, 3, 1, 2), labels
+
+
+def _shared(tensor: Tensor) -> Tensor:
+    """In a worker process, the tensor in shared memory.
+
+    If the loader found no room for it there, as with the 64 MB of a container, it would wait for ever.
+    """
+    if get_worker_info() is None:
+        return tensor
+    try:
+        shared: Tensor = tensor.share_memory_()
+    except RuntimeError as error:
+        raise DataError(
+            f"/dev/shm: no room for images that worker processes decode ({one_line(error)}); make it larger, "
+            "as by docker run --shm-size=8g, or use fewer cores (taskset)"
+        ) from error
+    return shared
 
 
 def _cores() -> int:

@@ -19,7 +19,7 @@ from typing import Any
 
 from ..callbacks.writers import CsvWriter
 from ..config import TrainConfig, to_dict
-from ..errors import ConfigError, DataError, SkipinitError, need, system_errors_explained
+from ..errors import ConfigError, DataError, SkipinitError, need, one_line, system_errors_explained
 from ..files import append_whole, write_whole
 from ..notation import check_value
 from ..training.checkpoint import Checkpoints, restore_run, restoring
@@ -281,10 +281,13 @@ def _line(content: object) -> bytes:
 
 @contextmanager
 def _lost_processes_explained(world: World) -> Iterator[None]:
-    """If another process of the job has died, say so in one line; its own error says why."""
+    """If a process that decodes images has died, or another one of the job, whose own error says why."""
     try:
         yield
     except RuntimeError as error:
+        if "DataLoader worker" in str(error):  # torch raises it from a signal handler, wherever the run is
+            reason = one_line(error).rstrip(".")
+            raise SkipinitError(f"{reason}; run the command again to resume") from error
         if world.size == 1 or not any(word in str(error) for word in ("gloo", "NCCL", "Connection closed")):
             raise
         raise SkipinitError(
