@@ -14,6 +14,7 @@ from torch.nn.utils import parametrizations, parametrize, prune
 from skipinit import convert, l2_parameters
 from skipinit.errors import ConfigError
 from support.convert_models import with_statistics
+from support.probe_models import Function
 
 IMAGES = torch.randn(4, 8, 8, 8, generator=torch.Generator().manual_seed(0))
 
@@ -68,6 +69,15 @@ def test_weights_that_cannot_be_set_are_refused(wrap):
     assert torch.equal(torch.get_rng_state(), random)
     kept = convert(model, IMAGES, exclude=("*.conv", "4")).model
     torch.testing.assert_close(kept.eval()(IMAGES), kept[1:](IMAGES))
+
+
+@pytest.mark.filterwarnings("ignore:.*nn.utils.weight_norm.* is deprecated:FutureWarning")
+def test_what_has_no_batch_norm_is_not_told_to_keep_its_function():
+    """As a temporal convolutional network: keep_function would refuse it."""
+    model = Function(lambda m, x: x + m.a(x).relu())
+    nn.utils.weight_norm(model.a)
+    with pytest.raises(ConfigError, match=r"prune.remove or exclude='a'$"):
+        convert(model, torch.randn(4, 6))
 
 
 def test_what_removes_an_older_weight_norm_is_named():

@@ -48,7 +48,7 @@ def draw_weights(model: nn.Module, selection: Selection, plan: Plan, flow: Flow)
     rules = _find_rules(model, selection, flow)
     for name, layer in rules.maps.items():
         zero = plan.scheme.fixup or (name == flow.classifier and plan.classifier_init == "zero")
-        _check_drawable(name, layer, plan, zero)
+        _check_drawable(name, layer, plan, zero, foldable=bool(flow.over_batch))
     with seeded(plan.seed):
         for name, rule in rules.own.items():
             _apply(rule, name, model.get_submodule(name))
@@ -150,7 +150,7 @@ def _embedding_weights(model: nn.Module) -> set[int]:
     return {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
 
 
-def _check_drawable(name: str, layer: nn.Module, plan: Plan, zero: bool) -> None:
+def _check_drawable(name: str, layer: nn.Module, plan: Plan, zero: bool, foldable: bool) -> None:
     """Raise if the layer computes its weight in a way that does not take the values that are to be set."""
     if "weight" in layer._parameters:
         return
@@ -162,9 +162,13 @@ def _check_drawable(name: str, layer: nn.Module, plan: Plan, zero: bool) -> None
         remove = "torch.nn.utils.parametrize.remove_parametrizations"
     else:
         return
-    other = "scheme='skipinit'" if plan.scheme.fixup else "keep_function=True"
+    ways = [remove, f"exclude={name!r}"]
+    if plan.scheme.fixup:
+        ways.append("scheme='skipinit'")
+    elif foldable:
+        ways.append("keep_function=True")
     raise ConfigError(
-        f"{name or 'the model'}: {reason}, so it cannot start anew; use {remove}, exclude={name!r} or {other}"
+        f"{name or 'the model'}: {reason}, so it cannot start anew; use {', '.join(ways[:-1])} or {ways[-1]}"
     )
 
 
