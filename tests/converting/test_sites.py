@@ -55,3 +55,33 @@ def test_a_model_that_is_to_be_quantized_is_no_quantized_model():
     block = model[0]
     expected = F.relu(X + 0.5 * F.linear(X, block.layer.weight, block.layer.bias))
     torch.testing.assert_close(block(X), expected)
+
+
+class Modulated(nn.Module):
+    """As in StyleGAN2: each layer's weights are computed from a style, so that x meets no parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.start = nn.Linear(6, 6)
+        self.styles = nn.ModuleList(nn.Linear(6, 36) for _ in range(3))
+
+    def forward(self, x, style):
+        x = self.start(x)
+        for make in self.styles:
+            x = x + torch.einsum("ni,nio->no", x.relu(), make(style).view(-1, 6, 6))
+        return x
+
+
+@pytest.mark.filterwarnings("ignore:no normalization was found")
+def test_blocks_whose_weights_are_computed_have_a_scalar_each():
+    torch.manual_seed(0)
+    inputs = torch.randn(4, 6), torch.randn(4, 6)
+    conversion = convert(Modulated(), inputs, seed=0)
+    alphas = [name for name, _ in conversion.model.named_parameters() if name.endswith("branch_alpha")]
+    assert conversion.num_blocks == len(alphas) == 3
+    model = conversion.model
+    model.branch_scales[1].branch_alpha.data.fill_(0.5)
+    x, style = inputs
+    start = model.start(x)
+    expected = start + 0.5 * torch.einsum("ni,nio->no", start.relu(), model.styles[1](style).view(-1, 6, 6))
+    torch.testing.assert_close(model(x, style), expected)

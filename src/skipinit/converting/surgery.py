@@ -238,7 +238,8 @@ class Surgery:
                 adder.branch_scales = nn.ModuleList().train(adder.training)
             assert isinstance(adder, ScaledAdds)
             numbers = scales.setdefault(block.add.module, {})
-            layers = block.site.path, block.add.parameters
+            # Weights that are computed tell nothing: then each run of the expression is another block.
+            layers = block.site.path, block.add.parameters or block.site.hit
             if layers not in numbers:  # A block that runs again has one scalar.
                 alpha, bias = self._scalars(block, adder)
                 numbers[layers] = len(adder.branch_scales)
