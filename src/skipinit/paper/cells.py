@@ -184,8 +184,8 @@ def grid_of(planned: Iterable[ExhibitCell]) -> Grid:
 def _efforts(exhibit: Exhibit, preset: Preset) -> Mapping[int, Effort]:
     if exhibit.axis == "depth":
         return preset.depths
-    if exhibit.name in preset.figures:
-        return preset.figures[exhibit.name]
+    if exhibit.name in preset.own_batch_sizes:
+        return preset.own_batch_sizes[exhibit.name]
     if exhibit.data == "imagenet":
         return preset.imagenet
     sizes, given = exhibit.batch_sizes, preset.batch_sizes
