@@ -29,7 +29,7 @@ from skipinit.files import writer_lock
 from skipinit.sweeping.engine import run_sweep
 from skipinit.sweeping.exchange import entries, merge
 from skipinit.sweeping.grid import make_grid
-from skipinit.sweeping.single import train
+from skipinit.sweeping.single import _lost_processes_explained, train
 from skipinit.sweeping.store import open_store, open_writer
 from skipinit.sweeping.trained import evaluate, export
 from skipinit.sweeping.trainer import Workplace
@@ -38,6 +38,7 @@ from skipinit.training.control import Stop
 from skipinit.training.protocol import identity, make_train_config, settle
 from skipinit.training.records import TrainResult
 from skipinit.training.run import Run
+from skipinit.training.world import World
 from support.permissions import bound_by_permissions
 from support.runs import FILES, SMALL_BATCHNORM, StopAfter, checkpoint
 
@@ -121,6 +122,19 @@ def test_a_micro_batch_that_batch_norm_makes_larger_is_said(capsys: pytest.Captu
     ):
         train(config, device="cpu", micro_batch=24, progress=False, stop=_AtOnce())
         assert capsys.readouterr().err == (f"skipinit: {said}\n" if said else "")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "DataLoader worker (pid(s) 7, 8) exited unexpectedly",
+        "Too many open files. Communication with the workers is no longer possible.",
+    ],
+)
+def test_what_torch_says_of_decoders_that_are_lost_is_one_line(words: str) -> None:
+    with pytest.raises(SkipinitError) as raised, _lost_processes_explained(World(torch.device("cpu"))):
+        raise RuntimeError(f"{words} ")
+    assert str(raised.value) == f"{words.rstrip('.')}; run the command again to resume"
 
 
 def test_without_a_folder_the_numbers_are_the_same(finished: Path) -> None:

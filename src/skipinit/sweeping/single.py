@@ -285,7 +285,8 @@ def _lost_processes_explained(world: World) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if "DataLoader worker" in str(error):  # torch raises it from a signal handler, wherever the run is
+        # torch raises it from a signal handler, wherever the run is.
+        if any(words in str(error) for words in ("DataLoader worker", "Communication with the workers")):
             reason = one_line(error).rstrip(".")
             raise SkipinitError(f"{reason}; run the command again to resume") from error
         if world.size == 1 or not any(word in str(error) for word in ("gloo", "NCCL", "Connection closed")):
