@@ -383,14 +383,16 @@ def test_two_halves_of_a_tensor_are_coupled_streams(joined, batch):
     assert [add.branch_modules for add in adds] == [(name,) for name in "efghij"]
 
 
+@pytest.mark.parametrize("scale", [1, 0.5, "learned"])
 @pytest.mark.parametrize("start", ["zeros", "first"])
-def test_halves_that_are_summed_as_outputs_are_no_coupled_stream(start):
+def test_halves_that_are_summed_as_outputs_are_no_coupled_stream(start, scale):
     """WaveNet's: one half of what a layer gives is added to the stream, the other one to the outputs."""
 
     def wave(m, x):
         total = x.new_zeros(4, 3) if start == "zeros" else None
         for layer in (m.a, m.b, m.c, m.d):
             ahead, out = layer(torch.cat([x, x], 1).tanh()).chunk(2, 1)
+            ahead = ahead if scale == 1 else ahead * (m.scalar if scale == "learned" else scale)
             x, total = x + ahead, (out if total is None else total + out)
         return x, total
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError
-from .operations import CHANNELS_LAST, CHANNELS_SECOND, Node, mutable_arguments
+from .operations import CHANNELS_LAST, CHANNELS_SECOND, Kind, Node, mutable_arguments
 
 if TYPE_CHECKING:
     from .adds import Paths
@@ -146,10 +146,21 @@ def sees_skip(paths: Paths, skip: Operand) -> bool:
     for origin, part in carried:
         if part is None:
             return True
-        for node in (node for node in paths.branch if origin in node.parents):
-            parts, coupled = _parts_of(origin, node), node.stream in (None, origin)
-            seen += [p is None or part.overlaps(p) or (coupled and part.completes(p)) for p in parts]
+        for node in paths.branch:
+            for reader in _readers(node, origin):
+                parts, coupled = _parts_of(origin, reader), node.stream in (None, origin)
+                seen += [p is None or part.overlaps(p) or (coupled and part.completes(p)) for p in parts]
     return not seen or any(seen)
+
+
+def _readers(node: Node, origin: Node) -> Iterator[Node]:
+    """What reads the result of `origin` for that operation: itself, or the scales and copies before it."""
+    for parent in node.parents:
+        reader = node
+        while parent is not origin and parent.kind in (Kind.SCALE, Kind.PASS) and len(parent.parents) == 1:
+            reader, parent = parent, parent.parents[0]
+        if parent is origin:
+            yield reader
 
 
 def _parts_of(origin: Node, node: Node) -> list[Part | None]:
