@@ -210,7 +210,7 @@ def test_claims_are_counted_as_the_results_have_them(path: str, all_claims: Coun
     text = (ROOT / path).read_text(encoding="utf-8")
     counts = re.search(r"(\d+) hold,\s+(\d+) do not[^.|]*?, (\d+) are not decided yet", text)
     assert counts is not None
-    found = ("holds", "does not hold", "not measured yet")
+    found = ("holds", "does not hold", "not decided yet")
     assert [int(each) for each in counts.groups()] == [all_claims[state] for state in found]
 
 

@@ -37,7 +37,7 @@ def test_can_be_contradicted(claim: Claim) -> None:
 @every_claim
 def test_nothing_measured_decides_nothing(claim: Claim) -> None:
     found = claim.check(MeasurementSet())
-    assert found.state == "not measured yet"
+    assert found.state == "not decided yet"
     assert found.words.startswith("missing: ")
 
 
@@ -46,7 +46,7 @@ def test_the_published_numbers_bear_out_the_text() -> None:
     states = {name: claim.check(MeasurementSet(published())).state for name, claim in CLAIMS.items()}
     expected = set(TABLE_CLAIMS) - UNPRINTED
     assert {name for name, state in states.items() if state == "holds"} == expected
-    assert set(states.values()) == {"holds", "not measured yet"}
+    assert set(states.values()) == {"holds", "not decided yet"}
 
 
 @pytest.mark.parametrize("name", sorted(TABLE_CLAIMS.keys() - UNPRINTED))
@@ -59,7 +59,7 @@ def test_every_cell_of_a_claim_counts(name: str) -> None:
         if claim.check(MeasurementSet(rest)).state == "holds":
             continue
         read.append(place)
-        assert claim.check(MeasurementSet(rest)).state == "not measured yet"
+        assert claim.check(MeasurementSet(rest)).state == "not decided yet"
         others = [result(place.metric, value, 2.0**-9) for value in (None, 11.0, 99.0)]
         states = [claim.check(MeasurementSet(rest | {place: other})).state for other in others]
         assert "does not hold" in states, place
@@ -153,7 +153,7 @@ def test_findings_combine() -> None:
     good, bad, gone = decided(True, "good"), decided(False, "bad"), missing("one")
     assert all_of([good, gone, bad]) == Finding("does not hold", "bad. As the paper says: good")
     assert all_of([bad, gone]) == Finding("does not hold", "bad")
-    assert all_of([good, gone, gone]) == Finding("not measured yet", "missing: one. As the paper says: good")
+    assert all_of([good, gone, gone]) == Finding("not decided yet", "missing: one. As the paper says: good")
     assert all_of([good, good]) == Finding("holds", "good")
     one, two = (Finding("holds", words, "Table 1") for words in "ab")
     other = Finding("holds", "a", "Table 3")

@@ -28,7 +28,7 @@ from support.made_up_trials import Scores, first_set, made_up_trial, make_collec
 def test_digits_do_not_say_what_holds_on_another_data_set() -> None:
     digits = make_collection(trials("quick"))
     assert digits.judge("batchnorm-trains-at-any-depth").state == "holds"
-    assert digits.judge("cifar100-batchnorm-and-skipinit-train-deep").state == "not measured yet"
+    assert digits.judge("cifar100-batchnorm-and-skipinit-train-deep").state == "not decided yet"
     papers = make_collection(trials("paper"))
     assert papers.judge("cifar100-batchnorm-and-skipinit-train-deep").state == "holds"
 
@@ -67,7 +67,7 @@ def test_a_short_training_shows_a_failure_only_by_a_loss_that_is_not_finite() ->
 
     at_chance = 10.0, 2.3
     assert judged("brief", None) == judged("paper", at_chance) == "holds"
-    assert judged("brief", at_chance) == "not measured yet"
+    assert judged("brief", at_chance) == "not decided yet"
 
 
 def test_precisions_are_kept_apart_and_the_higher_one_decides() -> None:
@@ -120,7 +120,7 @@ def test_an_open_claim_says_what_is_missing_in_each_set() -> None:
     collection = make_collection(whole, shallow(part))
     assert collection.judge("batchnorm-trains-at-any-depth").missing == {}
     found = collection.judge(named)
-    assert (found.state, found.evidence) == ("not measured yet", {})
+    assert (found.state, found.evidence) == ("not decided yet", {})
     beyond = "rates beyond 2^-2 for batchnorm at 16, the best so far and the end of the grid"
     assert found.missing == {
         "reduced": f"missing: Table 1: {beyond}",
@@ -211,8 +211,8 @@ def test_an_earlier_protocol_says_who_trains_and_not_how_well() -> None:
     assert "Table 1: batchnorm 93.5 at depth 16 (crops padded by zeros, He classifier); " in words
     assert "depth 1000 (after 1 epoch only, crops padded by zeros, He classifier)" in words
     assert earlier.judge("alpha-one-fails-deep").state == "holds"
-    assert earlier.judge("skipinit-slightly-below-batchnorm").state == "not measured yet"
-    assert earlier.judge("batchnorm-rate-hardly-depends-on-depth").state == "not measured yet"
+    assert earlier.judge("skipinit-slightly-below-batchnorm").state == "not decided yet"
+    assert earlier.judge("batchnorm-rate-hardly-depends-on-depth").state == "not decided yet"
 
 
 def test_evidence_says_how_many_epochs_it_is_of() -> None:

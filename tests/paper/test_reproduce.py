@@ -143,7 +143,7 @@ def test_every_table_and_figure_runs(tmp_path: Path, capsys: pytest.CaptureFixtu
     printed = {row["claim"]: row for row in json.loads(capsys.readouterr().out)}
     law = printed["normalized-variance-is-depth"]
     assert (law["state"], law["evidence"]["at initialization"]["state"]) == ("holds", "holds")
-    assert printed["skipinit-trains-at-any-depth"]["state"] == "not measured yet", "smoke decides nothing"
+    assert printed["skipinit-trains-at-any-depth"]["state"] == "not decided yet", "smoke decides nothing"
     assert {each.claim: each.state for each in skipinit.claims(tmp_path)} == {
         name: row["state"] for name, row in printed.items()
     }
@@ -156,11 +156,11 @@ def test_claims_are_printed_by_what_was_found(capsys: pytest.CaptureFixture[str]
     measure_probes(["figure2a"], tmp_path, 0, "cpu", 1, progress=False)
     assert main(["claims", str(tmp_path)]) == 0
     *lines, counts = capsys.readouterr().out.splitlines()
-    assert counts == f"not measured yet: {len(CLAIMS) - 2}, holds: 2, does not hold: 0"
+    assert counts == f"not decided yet: {len(CLAIMS) - 2}, holds: 2, does not hold: 0"
     assert len(lines) == len(CLAIMS) + 2, "a line for each, and two headings"
     doubles = "✓ 2.1  Without normalization the variance on the skip path doubles from block to block."
     assert (
-        lines.index("not measured yet") < lines.index("holds") < lines.index(f"{doubles} [at initialization]")
+        lines.index("not decided yet") < lines.index("holds") < lines.index(f"{doubles} [at initialization]")
     )
     assert main(["claims", str(tmp_path), "--evidence"]) == 0
     text = capsys.readouterr().out

@@ -107,7 +107,7 @@ def test_losses_are_similar_up_to_a_factor_of_two(smaller: float, expected: str)
 
 def test_failure_needs_several_rates() -> None:
     rule = fails("table1", "skipinit alpha=1", (100,))
-    for tried, expected in (((1.0, 2.0), "not measured yet"), ((0.5, 1.0, 2.0), "holds")):
+    for tried, expected in (((1.0, 2.0), "not decided yet"), ((0.5, 1.0, 2.0), "holds")):
         failed = Result("test_accuracy", None, tried=tried)
         assert state(rule, ("skipinit alpha=1", {100: failed})) == expected
 
@@ -115,7 +115,7 @@ def test_failure_needs_several_rates() -> None:
 def test_one_failure_does_not_refute_that_a_network_trains() -> None:
     """The paper tunes the rate: a network that fails at one of them may train at another."""
     rule = trains("table1", "skipinit", (100,))
-    for tried, expected in (((1.0,), "not measured yet"), ((0.25, 0.5, 1.0), "does not hold")):
+    for tried, expected in (((1.0,), "not decided yet"), ((0.25, 0.5, 1.0), "does not hold")):
         failed = Result("test_accuracy", None, tried=tried)
         assert state(rule, ("skipinit", {100: failed})) == expected
 
@@ -128,7 +128,7 @@ def test_a_network_that_a_short_training_leaves_at_chance_may_learn_later(rule: 
         "holds" if rule.criterion.startswith("skipinit is at") else "does not hold",
     )
     failed = Result("test_accuracy", None, tried=tried, reservation="after 1 epoch only")
-    for too_short, expected in (((), decision), ((0.25,), decision), ((0.25, 0.5), "not measured yet")):
+    for too_short, expected in (((), decision), ((0.25,), decision), ((0.25, 0.5), "not decided yet")):
         found = dataclasses.replace(failed, too_short=too_short)
         assert state(rule, ("skipinit", {100: found})) == expected
 
@@ -140,8 +140,8 @@ def test_what_was_trained_briefly_says_who_trains_and_not_how_well() -> None:
     }
     cells = ("batchnorm", brief), ("skipinit", brief)
     assert state(trains("table1", "skipinit", (16, 100)), *cells) == "holds"
-    assert state(leads("table1", "batchnorm", "skipinit", (16,)), *cells) == "not measured yet"
-    assert state(constant_rate("table1", "batchnorm", (16, 100)), *cells) == "not measured yet"
+    assert state(leads("table1", "batchnorm", "skipinit", (16,)), *cells) == "not decided yet"
+    assert state(constant_rate("table1", "batchnorm", (16, 100)), *cells) == "not decided yet"
 
 
 def test_a_best_rate_at_the_end_of_its_grid_is_not_known() -> None:
@@ -149,7 +149,7 @@ def test_a_best_rate_at_the_end_of_its_grid_is_not_known() -> None:
     good = result("test_accuracy", 90.0, 0.25)
     edge = dataclasses.replace(good, rate=BestRate(0.25, 0.25, 0.25, at_edge=True))
     assert state(rule, ("batchnorm", {64: good}), ("none", {64: good})) == "holds"
-    assert state(rule, ("batchnorm", {64: good}), ("none", {64: edge})) == "not measured yet"
+    assert state(rule, ("batchnorm", {64: good}), ("none", {64: edge})) == "not decided yet"
 
 
 def test_error_bars_make_rates_similar() -> None:
@@ -167,7 +167,7 @@ def test_error_bars_make_rates_similar() -> None:
         ({16: 0.0625, 32: 0.125, 64: 0.25}, "holds"),
         ({16: 0.125, 64: 0.25}, "does not hold"),  # the square root
         ({16: 0.0625, 64: 1.0}, "does not hold"),  # the square
-        ({32: 0.125, 64: 0.25}, "not measured yet"),  # too narrow
+        ({32: 0.125, 64: 0.25}, "not decided yet"),  # too narrow
         ({16: 0.0625, 64: 0.25, 1024: 0.25}, "holds"),  # 1024 is outside of the span
     ],
 )
@@ -181,8 +181,8 @@ def test_proportional_rate(by_batch: dict[int, float], expected: str) -> None:
     [
         ({2048: 1.0, 4096: 1.0, 8192: 2.0}, "holds"),
         ({2048: 0.25, 4096: 0.5, 8192: 1.0}, "does not hold"),  # proportional
-        ({4096: 0.5, 8192: 1.0}, "not measured yet"),  # proportional, too, and within a factor of two
-        ({4096: 1.0, 8192: 1.0}, "not measured yet"),
+        ({4096: 0.5, 8192: 1.0}, "not decided yet"),  # proportional, too, and within a factor of two
+        ({4096: 1.0, 8192: 1.0}, "not decided yet"),
     ],
 )
 def test_constant_rate(by_batch: dict[int, float], expected: str) -> None:
@@ -199,9 +199,9 @@ def test_thresholds() -> None:
     )
     assert state(rule, ("batchnorm", falls_at_64), ("none", falls_at_64)) == "does not hold"
     never = accuracies({32: 93.0, 64: 93.0, 128: 93.0})
-    assert state(rule, ("batchnorm", never), ("none", never)) == "not measured yet"
+    assert state(rule, ("batchnorm", never), ("none", never)) == "not decided yet"
     always = accuracies({256: 94.0, 512: 93.0, 1024: 92.0})  # whether it holds up to 256 is not seen
-    assert state(rule, ("batchnorm", always), ("none", falls_at_64)) == "not measured yet"
+    assert state(rule, ("batchnorm", always), ("none", falls_at_64)) == "not decided yet"
 
 
 def test_stable_rates_need_an_end() -> None:
@@ -211,8 +211,8 @@ def test_stable_rates_need_an_end() -> None:
     assert state(rule, ("batchnorm", high), ("none", low)) == "holds"
     assert state(rule, ("batchnorm", endless), ("none", low)) == "holds"
     assert state(rule, ("batchnorm", low), ("none", high)) == "does not hold"
-    assert state(rule, ("batchnorm", high), ("none", endless)) == "not measured yet"
-    assert state(rule, ("batchnorm", endless), ("none", high)) == "not measured yet"
+    assert state(rule, ("batchnorm", high), ("none", endless)) == "not decided yet"
+    assert state(rule, ("batchnorm", endless), ("none", high)) == "not decided yet"
     assert state(rule, ("batchnorm", high), ("none", accuracies({64: None}))) == "holds"
 
 
@@ -232,7 +232,7 @@ def test_far_from_unstable() -> None:
     endless = {64: dataclasses.replace(near[64], tried=near[64].trained)}
     assert state(rule, ("none", far)) == "holds"
     assert state(rule, ("none", near)) == "does not hold"
-    assert state(rule, ("none", endless)) == "not measured yet"
+    assert state(rule, ("none", endless)) == "not decided yet"
 
 
 @pytest.mark.parametrize(
@@ -244,7 +244,7 @@ def test_far_from_unstable() -> None:
         ({64: 94.0, 128: 93.8, 256: None}, "holds", "holds"),
         ({64: 94.0, 128: 93.0, 256: None}, "does not hold", "holds"),
         ({64: None, 128: None, 256: None}, "does not hold", "does not hold"),
-        ({64: 94.0, 128: 94.0}, "not measured yet", "not measured yet"),
+        ({64: 94.0, 128: 94.0}, "not decided yet", "not decided yet"),
     ],
 )
 def test_flat_then_falling(values: dict[int, float | None], flat: str, rising_never: str) -> None:
@@ -259,8 +259,8 @@ def test_flat_then_falling(values: dict[int, float | None], flat: str, rising_ne
         ({16: 92.0, 64: 94.0, 256: 93.0}, "holds"),
         ({16: 92.0, 64: 94.0, 256: 93.95}, "does not hold"),  # within the spread of 0.1
         ({16: 94.5, 64: 94.0, 256: 93.0}, "does not hold"),
-        ({32: 92.0, 64: 94.0, 256: 93.0}, "not measured yet"),
-        ({16: 92.0, 64: 94.0, 128: 93.0}, "not measured yet"),
+        ({32: 92.0, 64: 94.0, 256: 93.0}, "not decided yet"),
+        ({16: 92.0, 64: 94.0, 128: 93.0}, "not decided yet"),
     ],
 )
 def test_peaks(values: dict[int, float | None], expected: str) -> None:
@@ -272,9 +272,9 @@ def test_a_law_is_followed_within_a_tenth(scale: float, expected: str) -> None:
     rule = follows("figure2b", "skip_variance", float, "l")
     rows = [{"depth": n, "skip_variance": scale * n} for n in range(1, 11)]
     assert all_of(rule.judge(MeasurementSet(rows={"figure2b": rows}))).state == expected
-    assert all_of(rule.judge(MeasurementSet(rows={"figure2b": rows[:-1]}))).state == "not measured yet"
+    assert all_of(rule.judge(MeasurementSet(rows={"figure2b": rows[:-1]}))).state == "not decided yet"
     gap = [*rows[:-1], {"depth": 10, "skip_variance": None}]
-    assert all_of(rule.judge(MeasurementSet(rows={"figure2b": gap}))).state == "not measured yet"
+    assert all_of(rule.judge(MeasurementSet(rows={"figure2b": gap}))).state == "not decided yet"
 
 
 @pytest.mark.parametrize(
@@ -307,7 +307,7 @@ def test_a_law_is_judged_by_the_mean_over_the_blocks(off: float, expected: str) 
     assert state_of_rows(follows("figure2b", "skip", lambda depth: depth, "l"), skip=measured) == expected
     assert state_of_rows(equals("figure2b", "one", "two"), one=factors, two=[1.0] * 12) == expected
     assert state_of_rows(equals("figure2b", "one", "two"), one=factors[:9], two=[1.0] * 9) == (
-        "not measured yet"
+        "not decided yet"
     )
 
 

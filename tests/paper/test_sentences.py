@@ -55,7 +55,7 @@ def test_a_claim_reads_what_its_sentence_is_about(name: str, facts: dict[str, An
         without = {other: each for other, each in measured.items() if other != place}
         reserved = {**measured, place: replace(found, reservation="of other data")}
         states = [claim.check(MeasurementSet(results)).state for results in (without, reserved)]
-        if "not measured yet" in states:
+        if "not decided yet" in states:
             read.add(place)
     assert read == places(facts)
 
@@ -68,7 +68,7 @@ def test_a_claim_needs_enough_batch_sizes(name: str, facts: dict[str, Any]) -> N
         for place, found in as_the_paper_says().results.items()
         if place.at in sizes.get(place.method, [])[: facts.get("fewest", 0) - 1]
     }
-    assert CLAIMS[name].check(MeasurementSet(few)).state == "not measured yet"
+    assert CLAIMS[name].check(MeasurementSet(few)).state == "not decided yet"
 
 
 @pytest.mark.parametrize("peak", [2**n for n in range(11)])

@@ -223,7 +223,7 @@ def test_smoke_says_nothing_of_the_paper() -> None:
     smoke = make_collection(trials("smoke", lambda _: None, names=("table1",)))
     rows = [row for rows in table_of(smoke).groups.values() for row in rows]
     assert {(row.comparison.agreement, row.comparison.training) for row in rows} == {("open", "open")}
-    assert smoke.judge("skipinit-trains-at-any-depth").state == "not measured yet"
+    assert smoke.judge("skipinit-trains-at-any-depth").state == "not decided yet"
 
 
 def test_what_is_as_in_the_paper_says_so() -> None:

@@ -133,7 +133,7 @@ def claims(
 
 
 _STATES: Mapping[ClaimState, tuple[str, str]] = {
-    "not measured yet": ("·", ""),
+    "not decided yet": ("·", ""),
     "holds": ("✓", "green"),
     "does not hold": ("✗", "red"),
 }

@@ -140,10 +140,10 @@ class Collection:
         evidence = {
             label: Evidence(each.state, (f"With {differs}. " if differs else "") + each.words)
             for label, each in found.items()
-            if each.state != "not measured yet"
+            if each.state != "not decided yet"
             for differs in [self.departures(label, claim)]
         }
-        state = list(evidence.values())[-1].state if evidence else "not measured yet"
+        state = list(evidence.values())[-1].state if evidence else "not decided yet"
         partly = {
             label: each.words
             for label, each in found.items()

@@ -16,7 +16,7 @@ from typing import Literal
 from ...sweeping.summary import Metric
 from ..exhibits import Place, Result
 
-ClaimState = Literal["does not hold", "holds", "not measured yet"]
+ClaimState = Literal["does not hold", "holds", "not decided yet"]
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ def decided(holds: bool, words: str) -> Finding:
 def missing(*needs: str) -> Finding:
     """The finding about something that is still to be measured; its table or figure may stand before it."""
     *where, what = needs
-    return Finding("not measured yet", what, *where)
+    return Finding("not decided yet", what, *where)
 
 
 def all_of(findings: Iterable[Finding]) -> Finding:
@@ -52,8 +52,8 @@ def all_of(findings: Iterable[Finding]) -> Finding:
     apart = f". As the paper says: {by_place(agreeing)}" if agreeing else ""
     if against := by_state["does not hold"]:
         return Finding("does not hold", by_place(against) + apart)
-    if gone := by_state["not measured yet"]:
-        return Finding("not measured yet", f"missing: {by_place(gone)}{apart}")
+    if gone := by_state["not decided yet"]:
+        return Finding("not decided yet", f"missing: {by_place(gone)}{apart}")
     return Finding("holds", by_place(agreeing))
 
 

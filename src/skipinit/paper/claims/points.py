@@ -137,7 +137,7 @@ def _at_each(
         found = still_open(results, how_well) or compare(*results.values())
         words = f"{found.words} at {reading.exhibit.axis_name} {point}"
         reservations = dict.fromkeys(each.reservation for each in results.values() if each.reservation)
-        if reservations and found.state != "not measured yet":
+        if reservations and found.state != "not decided yet":
             words += f" ({', '.join(reservations)})"
         return Finding(found.state, words, reading.panel)
 
