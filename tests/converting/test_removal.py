@@ -5,11 +5,14 @@ from __future__ import annotations
 import copy
 import math
 import re
+import warnings
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from skipinit.converting.convert import convert
@@ -36,6 +39,7 @@ from support.convert_models import (
     with_statistics,
 )
 from support.probe_models import PostActivationResNet, PreActivationResNet, ViT, images
+from support.written_norms import TWINS, WIDTH, WrittenNorm, by_scale_over_deviation, network
 
 IMAGES = images(4)
 UNSEEN = torch.randn(3, 3, 40, 32, generator=torch.Generator().manual_seed(1))
@@ -338,7 +342,7 @@ class InlineNorm(nn.Module):
 
 def test_a_batch_norm_that_is_no_module_is_named():
     """It stays, so the network still depends on the other examples of the batch."""
-    said = "InlineNorm runs a batch norm in its own forward, only modules can be folded"
+    said = "InlineNorm normalizes over the batch in its own forward; only layers of batch norm can be folded"
     with pytest.raises(SkipinitError, match=f"no batch norm to fold; 0: {said}"):
         convert(nn.Sequential(InlineNorm()), IMAGES, keep_function=True)
     with pytest.raises(SkipinitError, match=f"no batch norm to fold; InlineNorm: {said}"):
@@ -347,6 +351,30 @@ def test_a_batch_norm_that_is_no_module_is_named():
     with pytest.warns(UserWarning, match=f"left as they were: 1 .{said}"):
         conversion = convert(model, IMAGES, keep_function=True)
     assert conversion.left == (f"1, {said}",)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        *(partial(WrittenNorm, written) for written in (*TWINS, by_scale_over_deviation)),
+        lambda: WrittenNorm(lambda x: F.batch_norm(x, None, None, training=True)),
+        lambda: WrittenNorm(lambda x: x / x.std().expand_as(x)),
+        lambda: nn.Sequential(nn.Unflatten(1, (3, 2)), nn.InstanceNorm1d(3)),
+        lambda: nn.Sequential(nn.Unflatten(1, (3, 2)), nn.GroupNorm(3, 3)),
+    ],
+)
+def test_why_a_norm_is_kept_is_what_it_does(layer):
+    """It is over the batch if and only if an output depends on the other examples."""
+    torch.manual_seed(0)
+    norm, blocks = layer(), with_statistics(network(lambda: nn.BatchNorm1d(WIDTH))[:-1])
+    x, other = torch.randn(2, 8, WIDTH)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        conversion = convert(nn.Sequential(blocks, norm), x, keep_function=True)
+    over_batch = not torch.equal(norm(x)[0], norm(torch.cat([x[:1], other[1:]]))[0])
+    (left,) = conversion.left
+    assert ("normalizes over the batch" in left) == over_batch != ("each example by itself" in left)
+    assert any("left as they were" in str(each.message) for each in caught) == over_batch
 
 
 def test_modes_are_kept():
@@ -492,7 +520,7 @@ def test_the_check_in_float64_has_the_options_of_the_conversion():
     torch.manual_seed(0)
     blocks = with_statistics(nn.Sequential(*(Chaotic() for _ in range(4))))
     model = nn.Sequential(*blocks, Stays())
-    stays = "4 (Stays runs a batch norm in its own forward, only modules can be folded)"
+    stays = "4 (Stays normalizes over the batch in its own forward; only layers of batch norm can be folded)"
     with (
         pytest.warns(UserWarning, match=re.escape(f"left as they were: {stays}; strict=True")),
         pytest.warns(UserWarning, match="amplifies rounding errors") as caught,

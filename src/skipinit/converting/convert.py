@@ -21,7 +21,7 @@ from .changes import Conversion
 from .first_signal import start_outputs, start_raw_inputs, start_streams
 from .flow import Flow, find_flow
 from .initialization import start_fixup
-from .norms import is_batch_norm, unreached_norms
+from .norms import unreached_norms
 from .plan import Choice, ClassifierStart, Plan, Selection, make_plan, make_selection
 from .remarks import listed, remarks
 from .removal import (
@@ -173,7 +173,7 @@ def _check_flow(model: nn.Module, flow: Flow, selection: Selection, plan: Plan) 
             raise SkipinitError(f"{unnormalized}, and a learned scale ends every branch: nothing to convert")
     if not any(name in selection for name in (*flow.norms, *(block.add.module for block in flow.blocks))):
         raise SkipinitError(f"{name}: exclude= and only= leave no norm and no residual add to convert")
-    if plan.keep_function and not any(is_batch_norm(model.get_submodule(norm)) for norm in flow.norms):
+    if plan.keep_function and not flow.foldable:
         first = flow.norms[0]
         why = f"{first or name}: {why_not_folded(model.get_submodule(first), first in flow.over_batch)}"
         raise SkipinitError(f"{name} has no batch norm to fold; {why}; use keep_function=False")

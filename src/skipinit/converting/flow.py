@@ -32,6 +32,7 @@ from .norms import (
     find_more_than_norms,
     find_norms,
     find_raw_norms,
+    is_batch_norm,
     norm_calls,
     norms_on_skip,
 )
@@ -80,8 +81,10 @@ class Flow:
     """For a norm: the module whose linear map is its input, where nothing else uses that map's output."""
     along_channels: frozenset[str]
     """Those of the norms with a feeder whose channels are the channels that it computes."""
+    foldable: frozenset[str]
+    """Those of the norms that are layers of batch norm."""
     over_batch: frozenset[str]
-    """Those of the norms that run a batch norm of torch, as a module or in their own forward."""
+    """Those of the norms whose statistics the examples of a batch share."""
     overwritten: frozenset[str]
     """Norms whose output an in-place function writes into."""
     several_inputs: frozenset[str]
@@ -179,8 +182,8 @@ def _whole_flow(model: nn.Module, inputs: Inputs, own_norms: tuple[type[nn.Modul
             along_channels=frozenset(
                 norm for norm, feeder in feeders.items() if strides.get(norm, -1) == strides.get(feeder)
             ),
-            # A tracer with statistics measures the input of batch norms alone.
-            over_batch=frozenset(name for n, name in norms.items() if n.input_statistics is not None),
+            foldable=frozenset(name for name in norms.values() if is_batch_norm(model.get_submodule(name))),
+            over_batch=frozenset(name for node, name in norms.items() if node.over_batch),
             overwritten=frozenset(
                 name for name, call in norm_uses.items() if call.output._version > call.version
             ),

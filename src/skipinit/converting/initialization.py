@@ -48,7 +48,7 @@ def draw_weights(model: nn.Module, selection: Selection, plan: Plan, flow: Flow)
     rules = _find_rules(model, selection, flow)
     for name, layer in rules.maps.items():
         zero = plan.scheme.fixup or (name == flow.classifier and plan.classifier_init == "zero")
-        _check_drawable(name, layer, plan, zero, foldable=bool(flow.over_batch))
+        _check_drawable(name, layer, plan, zero, foldable=bool(flow.foldable))
     with seeded(plan.seed):
         for name, rule in rules.own.items():
             _apply(rule, name, model.get_submodule(name))

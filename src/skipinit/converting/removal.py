@@ -30,10 +30,10 @@ NO_BATCH_NORM = "normalizes each example by itself, which no scale and shift com
 
 
 def why_not_folded(norm: nn.Module, over_batch: bool) -> str:
-    """Why a norm that is no batch norm stays if the function is kept; `over_batch`: its forward runs one."""
+    """Why a norm that is no batch norm of torch stays if the function is kept."""
     kind = type(norm).__name__
-    if over_batch and not is_norm(norm):
-        return f"{kind} runs a batch norm in its own forward, only modules can be folded"
+    if over_batch:
+        return f"{kind} normalizes over the batch in its own forward; only layers of batch norm can be folded"
     return f"{kind} {NO_BATCH_NORM}"
 
 

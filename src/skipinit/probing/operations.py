@@ -186,6 +186,8 @@ class Node:
     """Whether the batch has a part in it; otherwise parameters and constants alone."""
     layered: bool = True
     """Without data: whether a linear map took part, so that it is not only a weight."""
+    over_batch: bool = False
+    """For a norm: whether the examples of a batch share its statistics."""
     difference: tuple[Node, Node] | None = None
     """For a difference: what something was taken from, and what was taken."""
 

@@ -47,7 +47,7 @@ from .tensors import (
     tensors_in,
     written_by,
 )
-from .written_norms import written_kind
+from .written_norms import normalizes_over_batch, written_kind
 
 if TYPE_CHECKING:
     from .measure import StatisticsBuffer
@@ -137,6 +137,7 @@ class Tracer(TorchDispatchMode):
         node.sources = sources
         node.parts = parts_read(tensors, storages, data)
         node.constant = constant_of(operation, args) if kind is Kind.SCALE else 1.0
+        node.over_batch = kind is Kind.NORM and normalizes_over_batch(operation, tensors)
         if len(parents) == 2 and kwargs.get("alpha", 1) == 1:
             if operation == "sub":
                 node.difference = parents[0], parents[1]

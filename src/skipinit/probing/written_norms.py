@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from .operations import Kind, Node, split_paths
+from .operations import BATCH_NORMS, Kind, Node, split_paths
 from .tensors import storage_of
 
 _STEPS = {
@@ -46,10 +46,28 @@ def written_kind(operation: str, tensors: Sequence[Tensor], nodes: Sequence[Node
     return Kind.NORM if normalizes else None
 
 
+def normalizes_over_batch(operation: str, tensors: Sequence[Tensor]) -> bool:
+    """Whether the examples of a batch share the statistics of a norm.
+
+    Torch's instance norm runs its batch norm on one example, whose channels are those of all.
+    """
+    if operation in BATCH_NORMS:
+        return len(tensors[0]) > 1
+    if operation not in ("mul", "div"):
+        return False
+    values, size = max(tensors, key=Tensor.numel), min(tensors, key=_count_held)
+    shared = size.dim() < values.dim() or len(size) == 1 or size.stride(0) == 0
+    return shared and len(values) > 1
+
+
 def _has_more_values(tensor: Tensor, other: Tensor) -> bool:
     """Whether some of its values meet the same value of the other tensor, which may be expanded."""
-    held: int = storage_of(other).nbytes() // other.itemsize
-    return tensor.numel() > min(other.numel(), held)
+    return tensor.numel() > _count_held(other)
+
+
+def _count_held(tensor: Tensor) -> int:
+    held: int = storage_of(tensor).nbytes() // tensor.itemsize
+    return min(tensor.numel(), held)
 
 
 def _divides_by_size(operation: str, tensor: Node, size: Node) -> bool:
