@@ -202,6 +202,8 @@ ERRORS = {
     "returned a dict; it must return a torch.nn.Module": ["builtins:dict", "--input", "8x5"],
     "is a float; it must be a function": ["math:pi", "--input", "8x5"],
     "is not a path of the form package.module:factory": [":net", "--input", "8x5"],
+    "did you mean support.probe_models:LoopNet?": ["support/probe_models.py:LoopNet", "--input", "8x5"],
+    "for a model of your own write package.module:factory": ["support.probe_models.LoopNet"],
 }
 
 

@@ -102,6 +102,10 @@ def find_architecture(name: str) -> Architecture:
             "commands describe and probe, or in Python with create_model or TheoryConfig"
         )
     wide = re.fullmatch(r"(?i)(?:wrn|wide-?resnet)[-_]?(\d{1,18})[-_x](\d{1,18})", name)
+    if wide is None and "." in name:
+        raise ConfigError(
+            f"model {name!r} is not known; for a model of your own write package.module:factory, with a colon"
+        )
     if wide is None:
         raise unknown_name("model", name, list_models())
     architecture = _wide_resnet(int(wide[1]), int(wide[2]))

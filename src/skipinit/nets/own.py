@@ -67,8 +67,10 @@ def load_factory(path: str) -> Callable[[], nn.Module]:
 
 def _find(path: str) -> object:
     module_name, _, attribute = path.partition(":")
-    if not module_name or not attribute:
-        raise ConfigError(f"{path!r} is not a path of the form package.module:factory")
+    if not module_name or not attribute or "/" in module_name or module_name.endswith(".py"):
+        dotted = module_name.strip("./").removesuffix(".py").replace("/", ".")
+        hint = f"; did you mean {dotted}:{attribute}?" if dotted and attribute else ""
+        raise ConfigError(f"{path!r} is not a path of the form package.module:factory{hint}")
     if "" not in sys.path:
         sys.path.insert(0, "")  # A console script does not search the current folder.
     try:
