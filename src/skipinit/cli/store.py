@@ -20,7 +20,6 @@ from rich.text import Text
 
 from ..config import ModelConfig, option_types
 from ..errors import ConfigError, printable
-from ..files import write_whole
 from ..notation import count_text, duration_text, rate_text
 from ..probing.rendering import align
 from ..sweeping.exchange import Merged, export_results, merge_sweep
@@ -149,26 +148,14 @@ def merge(target: Annotated[Folder, tyro.conf.arg(metavar="INTO")], sources: Fol
     """
     if not sources:
         raise ConfigError("no sweep to merge; give the folders to merge after INTO")
+    from ..paper.collect import merge_probed  # loading the tables of the paper takes a while
+
     with ExitStack() as stack:
         stores = [stack.enter_context(open_store(source)) for source in sources]
         writer = stack.enter_context(open_writer(target))
         for source, store in zip(sources, stores, strict=True):
             merged = merge_sweep(writer, store)
-            _print_merged(source, merged, _take_probes(source, target))
-
-
-def _take_probes(source: Path, target: Path) -> int:
-    """Copy measurements at initialization, if the target has none of that figure or of fewer networks."""
-    from ..paper.collect import INITIALIZATION, read_probed
-
-    taken = 0
-    for path in sorted(source.glob(f"{INITIALIZATION}/*.json")):
-        found, here = read_probed(path), target / INITIALIZATION / path.name
-        if not here.exists() or read_probed(here).networks < found.networks:
-            content = path.read_bytes()
-            write_whole(here, lambda file, content=content: file.write(content))  # type: ignore[misc]
-            taken += 1
-    return taken
+            _print_merged(source, merged, merge_probed(source, target))
 
 
 def export(folder: Folder, file: File, curves: Flag = False) -> None:

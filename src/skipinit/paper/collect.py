@@ -17,6 +17,7 @@ from typing import Any
 
 from ..config import Precision, TrainConfig
 from ..errors import ConfigError, DataError, system_errors_explained
+from ..files import write_whole
 from ..notation import count_text
 from ..sweeping.exchange import Entry, entries, read_results
 from ..sweeping.store import FILE, open_store
@@ -284,3 +285,22 @@ def read_probed(path: Path) -> Probed:
     if not whole:
         raise DataError(f"{path}: not a file that `skipinit reproduce` wrote; remove it")
     return probed
+
+
+def merge_probed(source: Path, target: Path) -> int:
+    """Copy what was measured at initialization, of each figure from the folder that has more networks.
+
+    Returns the number of figures copied.
+    """
+    copied = 0
+    for path in sorted(source.glob(f"{INITIALIZATION}/*.json")):
+        found, here = read_probed(path), target / INITIALIZATION / path.name
+        if not here.exists() or read_probed(here).networks < found.networks:
+            _copy_whole(path, here)
+            copied += 1
+    return copied
+
+
+def _copy_whole(source: Path, target: Path) -> None:
+    content = source.read_bytes()
+    write_whole(target, lambda file: file.write(content))
