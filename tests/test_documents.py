@@ -273,7 +273,7 @@ def test_a_curve_in_a_figure_is_the_best_of_the_exported_runs() -> None:
     panel = figures.draw(figures.FIGURES["figure3.png"]()).axes[0]
     [curve] = [each.lines[0] for each in panel.containers if each.get_label() == "no normalization"]
     assert dict(zip(curve.get_xdata(), curve.get_ydata(), strict=True)) == best
-    assert len(best) == 6
+    assert len(best) == 7
 
 
 def test_pictures_are_small() -> None:
