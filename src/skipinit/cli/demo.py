@@ -21,8 +21,15 @@ from . import FAILED_TRIALS, INTERRUPTED
 if TYPE_CHECKING:
     from ..paper.cells import ExhibitCell
     from ..paper.exhibits import Method
+    from ..reporting.tables import Agreement, Comparison
 
 _TABLE = EXHIBITS["table1"]
+_MARKS: dict[Agreement, tuple[str, str]] = {
+    "agrees": ("✓", "green"),
+    "differs": ("✗", "bold red"),
+    "open": ("·", "yellow"),
+}
+"""The mark and the style of a cell."""
 _NEXT = """What to try next:
   skipinit probe wrn100_2 --scheme none          see the variance grow from block to block
   skipinit train wrn16_2 --data digits           train a network of your choice
@@ -127,12 +134,9 @@ class Board:
 
     def summary(self) -> str:
         """The conditions of the numbers, and how many cells agree with the paper."""
-        from ..reporting.tables import compare, conditions
+        from ..reporting.tables import conditions
 
-        found = [
-            (cell, compare(_TABLE.cells[cell.method.name, cell.at], cell, "test_accuracy"))
-            for cell in self.cells
-        ]
+        found = [(cell, _compare(cell)) for cell in self.cells]
         agreeing = sum(each.training == "agrees" for _, each in found)
         lines = [
             f"Here: {conditions(_TABLE, self.cells)}.",
@@ -144,9 +148,10 @@ class Board:
                 for name, depth in PRESETS["demo"].omitted
             ),
             *(
-                f"✗ {cell.method.label}, {cell.at} layers: {each.words}."
+                f"{_MARKS[each.training][0]} {cell.method.label}, {cell.at} layers: {each.words}."
+                for state in ("open", "differs")
                 for cell, each in found
-                if each.training == "differs"
+                if each.training == state
             ),
         ]
         return "\n".join(lines)
@@ -156,10 +161,15 @@ def _show(cell: ExhibitCell | None, method: Method, depth: int) -> Text:
     published = f"paper {_published(method, depth)}"
     if cell is None or not cell.results:
         return Text(f"{_progress(cell) if cell else 'left out'}\n{published}", style="dim")
-    failed = _TABLE.cells[method.name, depth].failed
-    agrees = (cell.ending != "trains") == failed
-    words = Text(f"{_outcome(cell)} {'✓' if agrees else '✗'}\n", style="green" if agrees else "bold red")
-    return words.append(published, style="default")
+    mark, style = _MARKS[_compare(cell).training]
+    return Text(f"{_outcome(cell)} {mark}\n", style=style).append(published, style="default")
+
+
+def _compare(cell: ExhibitCell) -> Comparison:
+    """With the paper's cell, as the report does."""
+    from ..reporting.tables import compare
+
+    return compare(_TABLE.cells[cell.method.name, cell.at], cell, "test_accuracy")
 
 
 def _published(method: Method, depth: int) -> str:

@@ -50,7 +50,7 @@ def compare(published: Result | None, cell: ExhibitCell, metric: Metric) -> Comp
     if measured.failed or published.failed:
         here, there = _does(measured), _does(published)
         if here == there and measured.failed and not measured.failing:
-            return Comparison("open", "agrees", f"at chance {measured.reservation}; in the paper it {there}")
+            return Comparison("open", "open", f"at chance {measured.reservation}; in the paper it {there}")
         if here == there:
             return Comparison("agrees", "agrees", f"{here}, as in the paper")
         enough = len(measured.tried) >= FEWEST_RATES or _tried_best(published, measured, cell)
