@@ -101,12 +101,23 @@ def test_who_trains_and_who_fails_is_compared_under_every_preset(preset: str) ->
 
 
 def test_what_a_short_training_leaves_at_chance_may_learn_later() -> None:
-    words = "at chance after 1 epoch only; in the paper it fails"
-    for preset, expected in (
-        ("brief", Comparison("open", "open", words)),
-        ("paper", Comparison("agrees", "agrees", "fails, as in the paper")),
+    brief, full = (collection_of(10.0, preset=preset) for preset in ("brief", "paper"))
+    for method, there in (("divide-sqrt2", "fails"), ("skipinit", "trains")):
+        words = f"at chance after 1 epoch only; in the paper it {there}"
+        assert comparison(brief, "table1", method, 1000) == Comparison("open", "open", words)
+    for method, agreement, words in (
+        ("divide-sqrt2", "agrees", "fails, as in the paper"),
+        ("skipinit", "differs", "fails; in the paper it trains"),
     ):
-        assert comparison(collection_of(10.0, preset=preset), "table1", "divide-sqrt2", 1000) == expected
+        assert comparison(full, "table1", method, 1000) == Comparison(agreement, agreement, words)
+
+
+def test_a_table_names_what_fails_and_what_is_only_at_chance() -> None:
+    """At depth 16 the preset trains long enough to say that a network fails."""
+    at_chance = table_of(collection_of(10.0, preset="brief")).failed
+    assert {"SkipInit (α = 0) fails at 16", "SkipInit (α = 0) is at chance at 100, 1000"} <= set(at_chance)
+    not_finite = table_of(collection_of(None, preset="brief")).failed
+    assert "SkipInit (α = 0) fails at 16, 100, 1000" in not_finite
 
 
 def test_a_network_that_fails_at_a_rate_of_no_consequence_is_open() -> None:

@@ -21,6 +21,8 @@ Agreement = Literal["agrees", "differs", "open"]
 FAR = 2.0
 """Spreads from which a number of the paper's own protocol counts as different."""
 _FAILS = "fails"
+_AT_CHANCE = "at chance"
+"""A failure after too few epochs to say that it would not learn later."""
 
 
 @dataclass(frozen=True)
@@ -37,10 +39,10 @@ class Comparison:
 def compare(published: Result | None, cell: ExhibitCell, metric: Metric) -> Comparison:
     """Who trains and who fails can be compared whatever the data and the epochs.
 
-    Any network fails at some rate: a failure that the paper does not have counts only at its best rate, in
-    proportion to the batch size, or at `FEWEST_RATES` rates or more. One that the paper has agrees with it
-    only if the training was long enough to say so. A number agrees or differs only where everything is as in
-    the paper's protocol; it is open otherwise.
+    A network that is at chance after a training too short to say that it fails is open. Any network fails at
+    some rate: a failure that the paper does not have counts only at its best rate, in proportion to the batch
+    size, or at `FEWEST_RATES` rates or more. A number agrees or differs only where everything is as in the
+    paper's protocol; it is open otherwise.
     """
     measured = cell.results.get(metric)
     if published is None or measured is None:
@@ -49,8 +51,8 @@ def compare(published: Result | None, cell: ExhibitCell, metric: Metric) -> Comp
         return Comparison("open", "open", f"{_does(measured)}; the preset decides nothing")
     if measured.failed or published.failed:
         here, there = _does(measured), _does(published)
-        if here == there and measured.failed and not measured.failing:
-            return Comparison("open", "open", f"at chance {measured.reservation}; in the paper it {there}")
+        if here == _AT_CHANCE:
+            return Comparison("open", "open", f"{here} {measured.reservation}; in the paper it {there}")
         if here == there:
             return Comparison("agrees", "agrees", f"{here}, as in the paper")
         enough = len(measured.tried) >= FEWEST_RATES or _tried_best(published, measured, cell)
@@ -62,7 +64,9 @@ def compare(published: Result | None, cell: ExhibitCell, metric: Metric) -> Comp
 
 
 def _does(result: Result) -> str:
-    return _FAILS if result.failed else "trains"
+    if not result.failed:
+        return "trains"
+    return _AT_CHANCE if result.too_short and not result.failing else _FAILS
 
 
 def _tried_best(published: Result, measured: Result, cell: ExhibitCell) -> bool:
@@ -150,10 +154,11 @@ class ResultTable:
     def failed(self) -> list[str]:
         """Which methods failed where; a curve cannot show it."""
         places = {
-            label: ", ".join(str(row.at) for row in rows if row.measured == _FAILS)
+            f"{label} {words}": ", ".join(str(row.at) for row in rows if row.measured == value)
             for label, rows in self.groups.items()
+            for value, words in ((_FAILS, "fails"), (_AT_CHANCE, "is at chance"))
         }
-        return [f"{label} fails at {at}" for label, at in places.items() if at]
+        return [f"{words} at {at}" for words, at in places.items() if at]
 
 
 def make_table(exhibit: Exhibit, metric: Metric, cells: Sequence[ExhibitCell]) -> ResultTable | None:
@@ -225,7 +230,7 @@ def _listed(numbers: list[int]) -> str:
 
 def _value(result: Result) -> str:
     top5 = "" if result.top5 is None else f" (top-5 {result.top5})"
-    return _FAILS if result.failed else f"{result}{top5}"
+    return _does(result) if result.failed else f"{result}{top5}"
 
 
 def _rate(result: Result | None) -> str:
