@@ -85,3 +85,35 @@ def test_blocks_whose_weights_are_computed_have_a_scalar_each():
     start = model.start(x)
     expected = start + 0.5 * torch.einsum("ni,nio->no", start.relu(), model.styles[1](style).view(-1, 6, 6))
     torch.testing.assert_close(model(x, style), expected)
+
+
+class Loop(nn.Module):
+    """Adds in the forward of the model itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.layer, self.head = nn.LayerNorm(8), nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.head(x + F.gelu(self.layer(self.norm(x))))
+
+
+class Around(nn.Module):
+    def __init__(self, inner) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return self.inner.forward(x)
+
+
+def test_a_forward_that_is_not_called_through_its_module_has_its_scalars():
+    model = convert(Loop(), X, alpha=0.5).model
+    expected = model.head(X + 0.5 * F.gelu(model.layer(X)))
+    torch.testing.assert_close(model(X), expected)
+    torch.testing.assert_close(model.forward(X), expected)
+    torch.testing.assert_close(Around(model)(X), expected)
+    converted = convert(Around(Loop()), X, alpha=0.5).model
+    inner = converted.inner
+    expected = inner.head(X + 0.5 * F.gelu(inner.layer(X)))
+    torch.testing.assert_close(converted(X), expected)

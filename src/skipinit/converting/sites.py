@@ -66,7 +66,8 @@ def call_path(frame: FrameType | None) -> tuple[Path, nn.Module | None]:
     path: list[str] = []
     while frame is not None:
         home = frame.f_globals.get("__name__", "")
-        if home == torch_module.__name__:
+        # Its call, or its own forward, which a caller may also run without that.
+        if home == torch_module.__name__ or (home == __name__ and frame.f_code.co_name == "forward"):
             return tuple(path), frame.f_locals.get("self")
         if home == _CHECKPOINT:
             path.append(_CHECKPOINT)
