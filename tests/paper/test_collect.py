@@ -137,6 +137,25 @@ def test_reads_folders_and_exported_files(tmp_path: Path) -> None:
     assert [cell.results for cell in first_set(folder)] == [cell.results for cell in first_set(file)]
 
 
+def test_trials_that_count_nowhere_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A sweep of one's own is no table of the paper: its page would be empty without a word."""
+    own = [
+        made_up_trial(make_train_config(ModelConfig("wrn10_1"), "digits", epochs=3, seed=seed), (90.0, 0.1))
+        for seed in range(3)
+    ]
+    write_store(tmp_path / "own", iter(own))
+    assert main(["claims", str(tmp_path / "own")]) == 0
+    printed = capsys.readouterr()
+    assert printed.err == "3 of 3 trials in no table or figure of the paper; `skipinit results` shows all\n"
+    assert main(["claims", str(tmp_path / "own"), "--json"]) == 0
+    assert capsys.readouterr().err == ""
+    assert "3 of 3 trials in no table or figure of the paper" in make_page(collect(tmp_path / "own"))
+    both = [*own, *trials("quick", names=("table1",))]
+    assert make_collection(iter(both)).outside == f"3 of {len(both)} trials in no table or figure"
+    assert not make_collection(iter(both[3:])).outside
+    assert "in no table" not in make_page(make_collection(iter(both[3:])))
+
+
 def test_a_folder_without_results_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no sweep is there"):
         collect([tmp_path])

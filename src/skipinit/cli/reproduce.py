@@ -107,9 +107,11 @@ def claims(
         folders: Folders of `reproduce` or `sweep`, or files that `store export` wrote.
         evidence: Show the rule and the numbers of every statement, or what it needs.
     """
-    from ..paper.collect import claims as judge
+    from ..paper.claims import CLAIMS
+    from ..paper.collect import collect
 
-    judged = judge(folders)
+    collection = collect(folders)
+    judged = [collection.judge(name) for name in CLAIMS]
     if json_:
         print(json.dumps([asdict(each) for each in judged], ensure_ascii=False))
         return
@@ -130,6 +132,8 @@ def claims(
             for text in shown:
                 console.print(_hanging(" " * len(head), text, width), style="dim", markup=False)
     print(", ".join(f"{state}: {len(found[state])}" for state in _STATES))
+    if outside := collection.outside:
+        print(f"{outside} of the paper; `skipinit results` shows all", file=sys.stderr)
 
 
 _STATES: Mapping[ClaimState, tuple[str, str]] = {

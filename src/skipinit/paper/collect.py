@@ -106,6 +106,13 @@ class Collection:
     curves: Mapping[str, Sequence[EpochRecord]] = field(default_factory=dict)
     """The epochs of each trial, by its identity, as far as they were kept."""
 
+    @property
+    def outside(self) -> str:
+        """How many of the trials are in no table or figure of the paper, in words; empty if none."""
+        placed = {trial.id for cells in self.sets.values() for cell in cells for trial in cell.recorded}
+        count = sum(trial.id not in placed for trial in self.trials)
+        return f"{count} of {count_text(len(self.trials), 'trial')} in no table or figure" if count else ""
+
     @cached_property
     def deciding(self) -> Mapping[str, MeasurementSet]:
         """The sets of measurements that decide claims, the most faithful last.

@@ -124,6 +124,7 @@ def make_page(collection: Collection, seen: Sequence[WatchReport] = ()) -> str:
         presets=[preset for preset in PRESETS.values() if preset.name in used],
         origins=_origins(collection),
         states=Counter(trial.state for trial in collection.trials),
+        outside=collection.outside,
     )
 
 
