@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from skipinit import convert
 from skipinit.converting.norms import norm_calls
@@ -53,7 +54,7 @@ class Block(nn.Module):
 @pytest.mark.parametrize("keep_function", [False, True])
 def test_a_norm_with_several_inputs_is_left_and_named(inner, keep_function):
     net = nn.Sequential(Block(inner()), nn.Linear(6, 3))
-    with pytest.warns(UserWarning, match=f"0.inner .{inner.__name__} takes several tensors"):
+    with pytest.warns(UserWarning, match=f"0.inner .{inner.__name__} takes or returns several tensors"):
         conversion = convert(net, X, keep_function=keep_function)
     assert conversion.num_norms == 1
     assert len(scalars(conversion.model)) == 1
@@ -63,6 +64,32 @@ def test_a_norm_with_several_inputs_is_left_and_named(inner, keep_function):
         torch.testing.assert_close(conversion.model(X), net.eval()(X))
     else:
         torch.testing.assert_close(conversion.model(X), head(X))
+
+
+class FusedNorm(nn.LayerNorm):
+    """As in Mamba: what it normalizes comes back beside the result."""
+
+    def forward(self, x):
+        return super().forward(x), x
+
+
+class Fused(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.layer = FusedNorm(6), nn.Linear(6, 6)
+
+    def forward(self, x):
+        h, x = self.norm(x)
+        return x + self.layer(h)
+
+
+def test_a_norm_that_returns_a_tuple_is_left_and_named():
+    """Without it, two examples would be taken for the two tensors."""
+    with pytest.warns(UserWarning, match="0.norm .FusedNorm takes or returns several tensors"):
+        conversion = convert(nn.Sequential(Fused(), nn.Linear(6, 3)), X[:2], alpha=0.5)
+    block, head = conversion.model
+    wanted = head(X + 0.5 * F.linear(F.layer_norm(X, (6,)), block.layer.weight, block.layer.bias))
+    torch.testing.assert_close(conversion.model(X), wanted)
 
 
 class WithSize(nn.LayerNorm):

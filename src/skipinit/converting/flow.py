@@ -87,8 +87,8 @@ class Flow:
     """Those of the norms whose statistics the examples of a batch share."""
     overwritten: frozenset[str]
     """Norms whose output an in-place function writes into."""
-    several_inputs: frozenset[str]
-    """Norms that take more than one tensor, such as a gate or a condition."""
+    several_tensors: frozenset[str]
+    """Norms that take more than one tensor, such as a gate or a condition, or return more, as in a tuple."""
     norms_on_skip: tuple[str, ...]
     """Norms on the skip path, as in post-norm blocks."""
     fan_ins: Mapping[str, int]
@@ -187,7 +187,7 @@ def _whole_flow(model: nn.Module, inputs: Inputs, own_norms: tuple[type[nn.Modul
             overwritten=frozenset(
                 name for name, call in norm_uses.items() if call.output._version > call.version
             ),
-            several_inputs=frozenset(name for name, call in norm_uses.items() if call.tensors > 1),
+            several_tensors=frozenset(name for name, call in norm_uses.items() if not call.alone),
             norms_on_skip=norms_on_skip(tracer.adds, {node.module for node in norms}),
             fan_ins=_fan_ins(model, nodes),
             calls=calls,

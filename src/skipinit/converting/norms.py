@@ -104,8 +104,8 @@ class NormCall(NamedTuple):
     """An empty tensor that shares the output's version, which counts the writes into it."""
     version: int
     """The version at the end of the call."""
-    tensors: int
-    """How many tensors the norm was given."""
+    alone: bool
+    """Whether the norm took one tensor and returned one, in no tuple or mapping."""
 
 
 @contextmanager
@@ -114,11 +114,12 @@ def norm_calls(model: nn.Module) -> Iterator[dict[str, NormCall]]:
     calls: dict[str, NormCall] = {}
 
     def keep(name: str, given: tuple[Any, ...], output: Any) -> None:
-        if isinstance(output, Tensor):
-            counter = output.detach()
-            if not output.is_nested:
-                counter.data = output.new_empty(0)  # The values need not stay in memory.
-            calls[name] = NormCall(counter, output._version, sum(1 for _ in tensors_in(given)))
+        if (tensor := next(tensors_in(output), None)) is not None:
+            counter = tensor.detach()
+            if not tensor.is_nested:
+                counter.data = tensor.new_empty(0)  # The values need not stay in memory.
+            alone = isinstance(output, Tensor) and sum(1 for _ in tensors_in(given)) == 1
+            calls[name] = NormCall(counter, tensor._version, alone)
 
     with ExitStack() as hooks:
         for name, module in model.named_modules():

@@ -94,8 +94,8 @@ class NormRemoval:
     def stays(self, name: str, norm: nn.Module) -> str:
         """Why the norm stays; empty if it is removed."""
         kind = type(norm).__name__
-        if name in self.flow.several_inputs:
-            return f"{kind} takes several tensors, so it is more than a norm"
+        if name in self.flow.several_tensors:
+            return f"{kind} takes or returns several tensors, so it is more than a norm"
         if self.plan.keep_function:
             return "" if is_batch_norm(norm) else why_not_folded(norm, name in self.flow.over_batch)
         if name in self.unscaled:
