@@ -110,6 +110,14 @@ NO_LAW = {
     "normalized branches times a number": lambda m, layer, x: (
         x + 0.1 * F.batch_norm(layer(x), None, None, training=True)
     ),
+    "a projection without an activation": lambda m, layer, x: (
+        m.heads[0](x) + m.heads[1](layer(x).relu()) if layer is m.layers[4] else x + layer(x)
+    ),
+    "a projection of what a layer made of the sum": lambda m, layer, x: (
+        m.heads[0](h := m.heads[1](x).relu()) + m.heads[1](layer(h).relu())
+        if layer is m.layers[4]
+        else x + layer(x)
+    ),
     "only projections": lambda m, layer, x: m.heads[0](x) + m.heads[1](layer(x).relu()),
     "only projections, normalized branches": lambda m, layer, x: (
         m.heads[0](x) + m.heads[1](F.batch_norm(layer(x), None, None, training=True))

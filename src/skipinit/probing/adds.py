@@ -203,6 +203,8 @@ class ResidualAdd:
     skip_constant: float
     follows: str | None
     """The same, or the earlier add from whose sum norms, activations and copies alone lead to the skip."""
+    projects: str | None
+    """The earlier add whose sum, or a multiple, a projection on the skip maps after an activation."""
     skip_from: str | None
     """The module whose forward computed the skip operand; None if it is the input or from `module` itself."""
     branch_from: str | None
@@ -291,6 +293,7 @@ def _describe(add: TracedAdd, depth: int, names: dict[Node, str], doubt: str | N
     carried = all(n.kind in _CARRIED and n.constant is not None for n in paths.skip)
     multiple = stream in names or carried  # In x + f(x) + g(x) the layers of f lie on the second skip.
     (after, after_module), *others = node.consumers or [(Kind.OTHER, "")]
+    activated = any(n.kind is Kind.ACTIVATION for n in paths.shared)
     used = (name for n in (*paths.shared, *paths.skip, *paths.branch) for name in n.parameters)
     return ResidualAdd(
         name=names[node],
@@ -305,6 +308,7 @@ def _describe(add: TracedAdd, depth: int, names: dict[Node, str], doubt: str | N
         continues=names.get(stream),
         skip_constant=constant,
         follows=names.get(back_from(stream)[-1]),
+        projects=names.get(_stream(paths.shared[0].parents[0])[0]) if activated else None,
         skip_from=_origin(add.skip, node),
         branch_from=_origin(add.branch, node),
         skip_modules=_modules(paths.skip, node),

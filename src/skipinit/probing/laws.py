@@ -75,8 +75,8 @@ def predict(report: ProbeReport) -> Prediction | None:
 
     The assumptions: the skip of each block is the sum of the block before, up to one constant that multiplies
     both paths; branches are normalized, with variance 1, or unnormalized, with one scalar. A projection of a
-    normalized tensor restarts the count of blocks. If every skip is a projection of another tensor, there is
-    no law.
+    normalized tensor restarts the count of blocks, and one of the activated sum of the block before keeps its
+    variance. There is no law where a projection maps another tensor, or where every skip is one.
     """
     adds, rows = report.adds, report.rows
     constant = _common_constant(adds)
@@ -96,7 +96,8 @@ def predict(report: ProbeReport) -> Prediction | None:
             branch=(1.0,) * len(rows),
             share=tuple(normalized_branch_share(depth) for depth in depths),
         )
-    if squared is None or len(projected) == len(adds) or any(add.normalized for add in adds):
+    steady = all(add.projects == before.name for before, add in pairwise(adds) if add.skip_is_projection)
+    if squared is None or not steady or len(projected) == len(adds) or any(add.normalized for add in adds):
         return None
     # As one power: of the factors kept^l and (1 + alpha^2)^l, one may vanish and the other overflow.
     first, alpha, rate = rows[0].skip_variance, squared**0.5, constant**2 * (1 + squared)
