@@ -246,3 +246,40 @@ def test_cosine_attention_is_not_left_behind_with_a_warning():
 
     conversion = convert(nn.Sequential(Block(), Block(), nn.Linear(6, 3)), X)
     assert (conversion.num_norms, conversion.left) == (2, ())
+
+
+class Compared(nn.Module):
+    """An encoder of two inputs, and what the test makes of both."""
+
+    def __init__(self, compare) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(network(lambda: nn.LayerNorm(6)), nn.Linear(3, 4))
+        self.last, self.compare = nn.Linear(4, 3), compare
+
+    def forward(self, x):
+        return self.compare(self, self.encoder(x), self.encoder(x.flip(0)))
+
+
+COMPARISONS = {
+    "cosines": lambda m, a, b: F.cosine_similarity(a, b),
+    "all with all": lambda m, a, b: F.normalize(a) @ F.normalize(b).mT,
+    "products": lambda m, a, b: (2 - 2 * F.normalize(a) * F.normalize(b)).sum(-1).relu(),
+    "directions": lambda m, a, b: (F.normalize(a), F.normalize(b)),
+}
+LAYERS = {
+    "a layer follows": lambda m, a, b: m.last(F.normalize(a)) + m.last(F.normalize(b)),
+    "a norm as a function": lambda m, a, b: F.layer_norm(a + b, (4,)),
+    "over the batch": lambda m, a, b: (a - a.mean(0)) / (a.var(0) + 1e-5).sqrt() + b,
+}
+
+
+@pytest.mark.parametrize("form", COMPARISONS)
+def test_vectors_that_are_only_compared_are_not_left_behind_with_a_warning(form):
+    conversion = convert(Compared(COMPARISONS[form]), X, strict=True)
+    assert (conversion.num_norms, conversion.left) == (8, ())
+
+
+@pytest.mark.parametrize("form", LAYERS)
+def test_a_norm_that_does_more_than_to_compare_is_named(form):
+    with pytest.raises(SkipinitError, match="Compared: Compared .Compared normalizes inside its own forward"):
+        convert(Compared(LAYERS[form]), X, strict=True)

@@ -65,21 +65,27 @@ def find_norms(
         normalizes = node.kind is Kind.NORM or node.module in frozen
         if around is not None:
             homes[node] = around
-        elif normalizes and node.kind is not Kind.INPUT and not _is_for_attention(modules, node, users):
+        elif normalizes and node.kind is not Kind.INPUT and not _only_compares(modules, node, users):
             homes[node] = node.module
     return homes
 
 
-def _is_for_attention(modules: Mapping[str, nn.Module], norm: Node, users: Mapping[Node, list[Node]]) -> bool:
-    """Whether an attention normalizes its queries and keys in its own forward, as for cosine similarity."""
-    waiting, used = [norm], set[Kind]()
+def _only_compares(modules: Mapping[str, nn.Module], norm: Node, users: Mapping[Node, list[Node]]) -> bool:
+    """Whether a forward normalizes vectors to compare them: queries and keys, or what it returns.
+
+    What it returns counts where it divides by their size, as for a cosine similarity.
+    """
+    layers = (Kind.LINEAR, Kind.NORM, Kind.ATTENTION, Kind.RESIDUAL)
+    waiting, seen, used = [norm], {norm}, set[Kind]()
     while waiting:
-        for user in users[waiting.pop()]:
-            if user.kind in (Kind.SCALE, Kind.PASS):
-                waiting.append(user)
-            else:
+        for user in users.get(waiting.pop(), ()):
+            if user.kind in layers:
                 used.add(user.kind)
-    return used == {Kind.ATTENTION} and not is_norm(modules[norm.module])
+            elif user not in seen:
+                seen.add(user)
+                waiting.append(user)
+    returned = not used and len(norm.parents) == 2 and not norm.over_batch
+    return (returned or used == {Kind.ATTENTION}) and not is_norm(modules[norm.module])
 
 
 def find_more_than_norms(model: nn.Module, nodes: Sequence[Node]) -> frozenset[str]:
