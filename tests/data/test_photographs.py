@@ -13,6 +13,7 @@ from PIL import Image, JpegImagePlugin
 from skipinit.data import CentreCrop, RandomCrop, describe, folder_batches, open_folder
 from skipinit.data.photographs import Crop, read_image
 from skipinit.errors import DataError
+from support.photographs import draw_folder, photograph
 
 SAMPLE = Path(os.environ.get("SKIPINIT_DATA", "")) / "imagenet-sample"
 needs_photographs = pytest.mark.skipif(
@@ -23,23 +24,10 @@ needs_photographs = pytest.mark.skipif(
 pytestmark = pytest.mark.filterwarnings(r"ignore:.*use of fork\(\) may lead to deadlocks:DeprecationWarning")
 
 
-def photograph(width, height, seed=0):
-    """A smooth picture, as JPEG likes them."""
-    coarse = np.random.default_rng(seed).integers(0, 256, (6, 8, 3), dtype=np.uint8)
-    return Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
-
-
 @pytest.fixture
 def root(tmp_path):
     """Two classes, 5 + 4 images to train on and 2 + 1 to test."""
-    seed = 0
-    for split, sizes in (("train", (5, 4)), ("val", (2, 1))):
-        for name, size in zip(("cat", "dog"), sizes, strict=True):
-            (tmp_path / split / name).mkdir(parents=True)
-            for number in range(size):
-                seed += 1
-                photograph(260 + 10 * seed, 300, seed).save(tmp_path / split / name / f"{number}.JPEG")
-    return tmp_path
+    return draw_folder(tmp_path, {"train": (5, 4), "val": (2, 1)})
 
 
 def every_batch(split, rows, rule, workers=0):

@@ -1,4 +1,4 @@
-"""The ImageNet pipeline: ResNet-50 on real photographs, a few of them."""
+"""The ImageNet pipeline: training on a few photographs, drawn ones and, with ResNet-50, real ones."""
 
 from __future__ import annotations
 
@@ -25,17 +25,20 @@ from skipinit.training.protocol import make_train_config, settle
 from skipinit.training.sources import Photographs
 from skipinit.training.world import World
 from support.own_models import for_photographs
+from support.photographs import draw_folder
 
 _SAMPLE = Path(os.environ.get("SKIPINIT_DATA", "")) / "imagenet-sample"
-pytestmark = pytest.mark.skipif(
-    not (os.environ.get("SKIPINIT_DATA") and _SAMPLE.is_dir()),
-    reason="needs the photographs imagenet-sample under SKIPINIT_DATA",
-)
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Two classes, four photographs of each to train on and two to test."""
+    return draw_folder(tmp_path / "photographs", {"train": (4, 4), "val": (2, 2)})
+
+
+@pytest.fixture
+def real_folder(tmp_path: Path) -> Path:
+    """The same of photographs that were taken."""
     for split, count in (("train", 4), ("val", 2)):
         for place in sorted((_SAMPLE / split).iterdir())[:2]:
             target = tmp_path / "photographs" / split / place.name
@@ -56,8 +59,12 @@ class _AtOnce(Stop):
         return True
 
 
-def test_resnet50_trains_an_epoch_and_goes_on_within_it(folder: Path, tmp_path: Path) -> None:
-    config = _config(folder)
+@pytest.mark.skipif(
+    not (os.environ.get("SKIPINIT_DATA") and _SAMPLE.is_dir()),
+    reason="needs the photographs imagenet-sample under SKIPINIT_DATA",
+)
+def test_resnet50_trains_an_epoch_and_goes_on_within_it(real_folder: Path, tmp_path: Path) -> None:
+    config = _config(real_folder)
     stopped = train(config, tmp_path / "run", device="cpu", progress=False, stop=_AtOnce())
     assert (stopped.state, stopped.step) == ("stopped", 1)
     result = train(config, tmp_path / "run", device="cpu", progress=False)
@@ -80,6 +87,7 @@ def test_a_model_of_the_users_own_trains_on_a_folder_and_goes_on_within_an_epoch
     whole = train(replace(config, watch=None), device="cpu", progress=False)
     assert replace(result.final, images_per_second=0) == replace(whole.final, images_per_second=0)
     assert [report.steps for report in watched(tmp_path / "run").values()] == [(0, 1)]
+    assert evaluate(tmp_path / "run", device="cpu").test_loss == pytest.approx(result.final.test_loss)
 
 
 @pytest.mark.parametrize("augment", [True, False])
@@ -107,6 +115,6 @@ def test_batches_are_the_plans_photographs_standardized(folder: Path, augment: b
 def test_a_corrupt_photograph_is_named(folder: Path, tmp_path: Path, split: str) -> None:
     victim = sorted((folder / split).rglob("*.*"))[-1]
     victim.write_bytes(victim.read_bytes()[:2000])
-    config = replace(_config(folder), batch_size=8)
+    config = make_train_config(for_photographs, folder, batch_size=8, epochs=1)
     with pytest.raises(DataError, match=f"^{victim}: not a readable image"):
         train(config, tmp_path / "run", device="cpu", progress=False)
