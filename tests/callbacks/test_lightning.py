@@ -102,6 +102,18 @@ def test_accumulation_and_resume(tmp_path):
     assert second.report().measurements[:2] == first.report().measurements
 
 
+def test_a_second_fit_continues_with_another_module(tmp_path):
+    from skipinit.callbacks.lightning import WatchCallback
+
+    callback = WatchCallback(every=2)
+    fit(Module(False), callback, tmp_path, steps=3)
+    first, module = callback.report().measurements, Module(False)
+    fit(module, callback, tmp_path, steps=3)
+    assert callback.report().steps == (0, 2, 4)
+    assert callback.report().measurements[:2] == first
+    assert not module.model._forward_pre_hooks
+
+
 def test_a_failing_training_leaves_no_hook(tmp_path):
     from skipinit.callbacks.lightning import WatchCallback
 

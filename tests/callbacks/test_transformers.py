@@ -79,6 +79,18 @@ def test_accumulation_and_resume(tmp_path):
     assert second.report().measurements[:2] == first.report().measurements
 
 
+def test_a_second_training_starts_anew(tmp_path):
+    from skipinit.callbacks.transformers import WatchCallback
+
+    callback = WatchCallback(every=2)
+    trainer = train(callback, tmp_path, steps=3)
+    first = callback.report()
+    trainer.train()
+    assert callback.report().steps == first.steps == (0, 2)
+    assert callback.report().measurements != first.measurements  # The weights are those of the first.
+    assert not trainer.model._forward_pre_hooks
+
+
 def test_damaged_measurements_are_refused_in_one_line(tmp_path):
     from skipinit.callbacks.transformers import WatchCallback
 

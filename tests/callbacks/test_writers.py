@@ -78,6 +78,26 @@ def test_weights_and_biases_keeps_them_offline(tmp_path, monkeypatch):
     run.finish()
 
 
+def test_weights_and_biases_gets_each_number_at_its_step():
+    class Run:
+        def __init__(self):
+            self.metrics, self.logged = [], []
+
+        def define_metric(self, name, step_metric):
+            self.metrics.append((name, step_metric))
+
+        def log(self, values):
+            self.logged.append(values)
+
+    run = Run()
+    writer = WandbWriter(run)
+    writer(measured(0))
+    writer(measured(10))
+    assert run.metrics == [("balance/*", "balance/step")]
+    assert [values["balance/step"] for values in run.logged] == [0, 10]
+    assert run.logged[1]["balance/branch_variance/b2"] == 2.5
+
+
 COMPLETE = "0,b1" + "," * (len(CSV_COLUMNS) - 2)
 
 

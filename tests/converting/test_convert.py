@@ -442,6 +442,37 @@ def test_conversion_says_what_was_removed_and_added(tmp_path):
     assert "<svg" in (tmp_path / "balance.svg").read_text()
 
 
+class Branch(nn.Module):
+    def __init__(self, end) -> None:
+        super().__init__()
+        self.norm, self.layer, self.end = nn.LayerNorm(8), nn.Linear(8, 8), end
+
+    def forward(self, x):
+        return x + self.end(self.layer(self.norm(x)))
+
+
+@pytest.mark.parametrize(
+    ("kinds", "shown"),
+    [
+        ([nn.Identity] * 30, ["0", "(28 more)", "29"]),
+        ([nn.Identity] * 20 + [nn.GELU] * 20, ["0", "(18 more)", "19", "20", "(18 more)", "39"]),
+        ([nn.Identity, nn.GELU] * 6, [str(i) for i in range(12)]),
+        ([nn.Identity, nn.GELU] * 12, [str(i) for i in range(24)]),
+        (
+            [nn.Identity, nn.GELU] * 15,
+            [*(str(i) for i in range(12)), "(6 more lines)", *(str(i) for i in range(18, 30))],
+        ),
+    ],
+)
+def test_of_many_blocks_the_table_shows_where_they_change(kinds, shown):
+    model = nn.Sequential(*(Branch(kind()) for kind in kinds), nn.Linear(8, 3))
+    conversion = convert(model, LINES)
+    _, *lines, elsewhere = conversion.table().splitlines()
+    assert [line.split("  ")[0] for line in lines] == shown
+    assert elsewhere.split()[0] == "elsewhere"
+    assert len(conversion.table(every=True).splitlines()) == len(kinds) + 2
+
+
 def test_function_is_kept_for_every_form_of_inputs():
     for inputs in (torch.Size([2, 3, 32, 32]), (IMAGES,), {"x": IMAGES}):
         assert convert(with_statistics(ResNet18()), inputs, keep_function=True).difference < 1e-4

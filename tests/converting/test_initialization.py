@@ -223,6 +223,26 @@ def test_a_rule_of_the_users_own_starts_its_layer_alone():
         convert(nn.Sequential(Failing()), IDS)
 
 
+class Gain(nn.Module):
+    """Its reset_parameters needs an argument, so it is no rule."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.full((8,), 3.0))
+
+    def reset_parameters(self, value):
+        nn.init.constant_(self.gain, value)
+
+    def forward(self, x):
+        return x * self.gain.view(-1, 1, 1)
+
+
+def test_a_rule_that_needs_arguments_is_none():
+    conversion = convert(nn.Sequential(Gain(), net(lambda layer: layer)), IMAGES)
+    assert conversion.model[0].gain.unique().tolist() == [3.0]
+    assert conversion.kept == ("0.gain",)
+
+
 def test_what_is_drawn_anew_trains():
     model = net(lambda layer: layer)
     model[0].requires_grad_(False)

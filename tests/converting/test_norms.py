@@ -281,5 +281,7 @@ def test_vectors_that_are_only_compared_are_not_left_behind_with_a_warning(form)
 
 @pytest.mark.parametrize("form", LAYERS)
 def test_a_norm_that_does_more_than_to_compare_is_named(form):
-    with pytest.raises(SkipinitError, match="Compared: Compared .Compared normalizes inside its own forward"):
+    with pytest.raises(
+        SkipinitError, match=r"Compared: Compared .Compared normalizes inside its own forward"
+    ):
         convert(Compared(LAYERS[form]), X, strict=True)

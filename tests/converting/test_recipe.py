@@ -241,6 +241,13 @@ def test_a_loss_that_is_not_finite_before_the_first_update_is_not_blamed_on_the_
         skipinit.find_rate(nn.Linear(2, 2), broken, steps=2)
 
 
+def test_a_network_that_diverges_at_every_rate_is_named():
+    """The second batch is a million times the first, whatever the rate was."""
+    growing = [(PAIR[0], torch.zeros(4, 2)), (1e6 * PAIR[0], torch.zeros(4, 2))]
+    with pytest.raises(SkipinitError, match=r"^Linear diverges at every rate down to 2\^-12$"):
+        skipinit.find_rate(nn.Linear(2, 2), growing, F.mse_loss, steps=2)
+
+
 def test_a_loader_that_shuffles_leaves_the_generator_as_it_was():
     model, data = nn.Linear(2, 2), torch.utils.data.TensorDataset(*PAIR)
     state = torch.get_rng_state()

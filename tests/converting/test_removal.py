@@ -189,6 +189,20 @@ def test_a_scale_and_shift_is_frozen_as_its_norm_was(frozen):
     assert not norm.training
 
 
+def test_a_norm_without_weights_becomes_a_scale_and_shift_that_train():
+    net = nn.Sequential(nn.Linear(6, 6), _PreActivation(), nn.Linear(6, 3)).double()
+    net[1].norm = nn.BatchNorm1d(6, affine=False).double()
+    with_statistics(net).eval()
+    x = torch.randn(4, 6, dtype=torch.float64)
+    converted = convert(net, x, keep_function=True).model
+    norm, given = converted[1].norm, net[1].norm
+    torch.testing.assert_close(norm.scale, (given.running_var + given.eps) ** -0.5)
+    torch.testing.assert_close(norm.shift, -given.running_mean * norm.scale)
+    torch.testing.assert_close(converted.eval()(x), net(x))
+    assert all(p.requires_grad for p in norm.parameters())
+    assert "(norm): ChannelAffine(6)" in str(converted)
+
+
 class _PreActivation(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -266,6 +266,19 @@ def test_sandwich_norms_whose_weights_the_forward_looks_at():
     assert not any("before" in name for name in conversion.model.state_dict())
 
 
+def test_fixup_puts_its_bias_where_the_forward_reads_a_weight():
+    """A bias in the place of the norm is the scheme's own; what it lacks stands there for the forward."""
+
+    def end(m, x, h):
+        return x + m.c(m.b(h).relu() * m.norm.weight.mean() + m.norm.bias.mean())
+
+    model = convert(nn.Sequential(Block(end), nn.Linear(6, 3)), X, scheme="fixup").model
+    norm = model[0].norm
+    assert [name for name, _ in norm.named_parameters()] == ["bias"]
+    assert [name for name, _ in norm.named_buffers()] == ["weight"]
+    assert "0.norm.weight" not in model.state_dict()
+
+
 class FrozenBatchNorm(nn.Module):
     """As torchvision's: all four are buffers, and no operation of it is a norm's."""
 
@@ -385,6 +398,42 @@ def test_what_stays_is_named_and_strict_refuses():
     assert len(scalars(conversion.model)) == 1
     with pytest.raises(SkipinitError, match=r"0 \(its branch cannot be scaled"):
         convert(model, X, strict=True)
+
+
+class Moving(nn.Module):
+    """Adds on another line of its source from the fourth call on, after those that find its blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.layer, self.calls = nn.LayerNorm(6), nn.Linear(6, 6), 0
+
+    def forward(self, x):
+        self.calls += 1
+        h = F.gelu(self.layer(self.norm(x)))
+        if self.calls < 4:
+            return x + h
+        return torch.add(h, x)
+
+
+def test_a_branch_that_its_scalar_does_not_reach_is_left_and_named():
+    model = nn.Sequential(Moving(), nn.Linear(6, 3))
+    with pytest.raises(SkipinitError, match=r"0 .its branch cannot be scaled from outside"):
+        convert(model, X, strict=True)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        conversion = convert(model, X)
+    texts = " ".join(str(warning.message) for warning in caught)
+    assert "left as they were: 0 (its branch cannot be scaled from outside" in texts
+    assert "branches that contribute from the start, unlike SkipInit's: 0 (" in texts
+    assert not scalars(conversion.model)
+    assert isinstance(conversion.model[0].norm, nn.LayerNorm)
+
+
+def test_a_branch_without_a_finite_value_is_named():
+    """exp(1000 f(x)): 0 times infinity is no number."""
+    model = nn.Sequential(Block(lambda m, x, h: x + (1000 * m.b(h)).exp()), nn.Linear(6, 3))
+    with pytest.warns(UserWarning, match=r"contribute from the start, unlike SkipInit's: 0 .NaN or infinity"):
+        convert(model, X, seed=0)
 
 
 def test_rounding_that_a_network_multiplies_is_not_a_fault():
