@@ -15,6 +15,7 @@ from skipinit.cli import main
 from skipinit.paper.cells import ExhibitCell
 from skipinit.paper.exhibits import EXHIBITS
 from skipinit.paper.presets import PRESETS, Effort
+from skipinit.sweeping.engine import Outcome
 from skipinit.sweeping.store import open_writer
 from support.made_up_trials import HERE, Scores, trials, write_store
 
@@ -128,6 +129,18 @@ def test_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert re.search(r"[0-4] of 4 cells agree with the paper", text)
     assert f"Open {tmp_path / 'demo' / 'report.html'} in a browser" in text
     assert "demo (digits)" in (tmp_path / "demo" / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_demo_that_is_stopped_says_how_to_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fill(tmp_path)
+    monkeypatch.setattr(
+        "skipinit.paper.reproduce.reproduce", lambda *names, **options: Outcome(3, 0, 5, interrupted=True)
+    )
+    assert main(["demo", "--out", str(tmp_path)]) == 130
+    assert capsys.readouterr().out.endswith("\nStopped. Run the same command again to resume.\n")
+    assert not (tmp_path / "report.html").exists()
 
 
 @pytest.mark.parametrize("line", command._NEXT.splitlines()[1:])

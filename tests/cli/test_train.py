@@ -17,8 +17,9 @@ import numpy as np
 import pytest
 import torch
 
-from skipinit import create_model, from_pretrained
+from skipinit import ModelConfig, create_model, from_pretrained, make_train_config, sweep, train
 from skipinit.cli import main
+from skipinit.errors import ConfigError
 from support.runs import state, tensors
 
 Result = tuple[int, str, str]
@@ -207,6 +208,26 @@ def test_a_network_that_does_not_exist_is_refused(cli: Cli) -> None:
     code, _, err = cli("train", "wrn17_2", "--data", "digits")
     assert code == 2
     assert err == "skipinit: wrn17_2: depth 17 is not 6m + 4; the nearest are wrn16_2 and wrn22_2\n"
+
+
+def test_a_sweep_is_one_file_or_flags(cli: Cli, tmp_path: Path) -> None:
+    command = ("sweep", "wrn10_1", "--file", tmp_path / "a.toml", "--lr", 1, "--out", tmp_path / "out")
+    line = f"skipinit: give the axes in {tmp_path / 'a.toml'} or as flags, not both: model, lr\n"
+    assert cli(*command) == (2, "", line)
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_engine_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    axes = {"model": "wrn10_1", "data": "digits", "lr": 1}
+    with pytest.raises(ConfigError, match=r"engine 'rya' is not known; did you mean ray\?"):
+        sweep(axes, tmp_path / "out", engine="rya")
+    assert not (tmp_path / "out").exists()
+
+
+def test_tensorboard_needs_a_folder() -> None:
+    config = make_train_config(ModelConfig("wrn10_1", in_channels=1), "digits", epochs=1)
+    with pytest.raises(ConfigError, match="TensorBoard events need a folder; give out as well"):
+        train(config, tensorboard=True)
 
 
 def test_what_does_not_parse_is_refused_without_a_traceback(cli: Cli, tmp_path: Path) -> None:

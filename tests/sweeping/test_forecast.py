@@ -261,6 +261,26 @@ def test_the_command_says_packs_and_time(
     assert not (tmp_path / "out").exists()
 
 
+def test_the_command_says_what_is_there_already(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(forecasting, "measure_run", lambda config, device: Step(0.01))
+    command = ["sweep", "wrn10_1", "--data", "digits", "--epochs", "1", "--out", str(tmp_path)]
+    command += ["--device", "cpu", "--lr", "0.01", "--batch-size"]
+    assert main([*command, "512"]) == 0
+    capsys.readouterr()
+    assert main([*command, "512", "--dry-run"]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[-1] == "with a result already: 1; resumed from a checkpoint: 0", "and no packs"
+    assert main([*command, "256,512,721", "--dry-run"]) == 0
+    assert capsys.readouterr().out.endswith("estimated from a few training steps\n")
+    assert main([*command[:-1], "--lr", "0.01,0.02", "--batch-size", "512", "--dry-run"]) == 0
+    assert capsys.readouterr().out.endswith("estimated from finished trials\n")
+    assert main([*command[:-1], "--lr", "0.01,0.02", "--batch-size", "256,512", "--dry-run"]) == 0
+    mixed = "estimated from finished trials for 1 of 3, a few training steps for the rest\n"
+    assert capsys.readouterr().out.endswith(mixed)
+
+
 def test_a_plan_is_whole_in_json_and_in_a_narrow_terminal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

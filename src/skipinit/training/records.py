@@ -108,11 +108,6 @@ class Started:
     curve: tuple[EpochRecord, ...] = ()
     """The epochs in the checkpoint, but not the run's last: that one is recorded with the result."""
 
-    @property
-    def epochs_done(self) -> int:
-        """How many epochs are recorded."""
-        return len(self.curve)
-
 
 @dataclass(frozen=True)
 class Recorded:
