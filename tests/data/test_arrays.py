@@ -101,6 +101,9 @@ REFUSED: dict[str, Callable[[Arrays], Arrays]] = {
     "train_labels is -1 at the least": _with(
         "train_labels", lambda labels: (labels.astype(np.int64) - 1).astype(np.uint64)
     ),
+    "train_labels are all 2; a classifier needs two classes or more": _with(
+        "train_labels", lambda labels: 0 * labels + 2
+    ),
     "not an .npz file of plain arrays (Object arrays cannot be loaded": _with(
         "train_labels", lambda labels: labels.astype(object)
     ),

@@ -81,6 +81,17 @@ def test_empty_and_odd_classes_are_named(root, split, message):
         open_folder(str(root))
 
 
+def test_one_class_alone_is_refused(root):
+    """As where a folder between split and classes was forgotten: every answer would be right."""
+    for split in ("train", "val"):
+        (root / "deeper" / split).mkdir(parents=True)
+        (root / split).rename(root / "deeper" / split / "images")
+    for number in range(2):
+        photograph(230, 230).save(root / "deeper" / "train" / "images" / f"{number}.JPEG")
+    with pytest.raises(DataError, match=f"{root}/deeper/train: one class alone, images; a classifier needs"):
+        open_folder(str(root / "deeper"))
+
+
 def test_folders_without_the_layout_are_named(root, tmp_path):
     with pytest.raises(DataError, match=f"{root}/train/train: no such folder"):
         open_folder(str(root / "train"))

@@ -137,6 +137,8 @@ def _labelled_splits(path: str, arrays: dict[str, NDArray[Any]]) -> tuple[Labell
     if train.images.shape[1:] != test.images.shape[1:]:
         shapes = f"{train.images.shape[1:]} and {test.images.shape[1:]}"
         raise DataError(f"{path}: training and test images are of different shapes, {shapes}")
+    if (only := train.labels.min()) == train.labels.max():
+        raise DataError(f"{path}: train_labels are all {only}; a classifier needs two classes or more")
     return train, test
 
 

@@ -75,6 +75,8 @@ def open_folder(name: str = "imagenet") -> ImageFolder:
     tested = _class_names(root / "val")
     for odd in sorted(set(tested) - set(classes)):
         raise DataError(f"{root / 'val' / odd}: no such class in {root / 'train'}; remove it or add that")
+    if len(classes) < 2:
+        raise DataError(f"{root / 'train'}: one class alone, {classes[0]}; a classifier needs two or more")
     numbers = {name: number for number, name in enumerate(classes)}
     train, test = _list_split(root / "train", classes, numbers), _list_split(root / "val", tested, numbers)
     return ImageFolder(name, tuple(classes), train, test)
