@@ -285,6 +285,9 @@ NOT_RESIDUAL = {
     "straight-through quantizer": lambda m, x: m.a(
         (z := m.b(x)) + (m.c(F.embedding(_nearest(m, z), m.table)) - z).detach()
     ),
+    "halfway to the nearest entry": lambda m, x: m.a(
+        (z := m.b(x)) + 0.5 * (F.embedding(_nearest(m, z), m.table) - z)
+    ),
     "straight-through, one-hot": lambda m, x: m.a(
         (z := m.b(x)) + (F.one_hot(_nearest(m, z), 4).float() @ m.table - z)
     ),

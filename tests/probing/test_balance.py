@@ -64,6 +64,17 @@ def test_model_without_residual_adds_gives_an_empty_report_that_says_what_was_se
     assert str(chain.verdict).endswith("Operations on these inputs: 2. Additions: none.")
 
 
+@pytest.mark.parametrize(
+    ("forward", "reason"),
+    [
+        (lambda m, x: x[0] + m.a(x[0]), "the operands have fewer than two axes, examples and channels"),
+        (lambda m, x: x.int() + x.flip(0).int(), "the operands are not floating point"),
+    ],
+)
+def test_why_a_sum_of_two_vectors_or_of_numbers_is_none(forward, reason):
+    assert probe(Function(forward), VECTORS).rejected == {reason: 1}
+
+
 def test_variances_far_beyond_float32_are_measured():
     model = create_model("fc_linear", blocks=200, width=16, seed=0)
     report = probe(model, torch.randn(16, 100))

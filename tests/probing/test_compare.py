@@ -17,6 +17,7 @@ from skipinit.errors import ConfigError
 from skipinit.nets.create import create_model
 from skipinit.probing.compare import DepthCheck, DepthRow, compare, depth_check
 from skipinit.probing.measure import probe
+from support.probe_models import Function
 
 IMAGES = torch.Size([4, 3, 32, 32])
 VECTORS = torch.Size([200, 100])
@@ -42,6 +43,23 @@ def test_blocks_of_one_side_stay_in_order():
     assert list(comparison.blocks) == [row.name for row in comparison.after.rows]
     assert sum(old is not None and new is not None for old, new in comparison.blocks.values()) == 3
     assert "equal in all common blocks" in comparison.summary()
+
+
+def test_sides_without_common_blocks_or_rows_say_so(tmp_path):
+    plain, block = Function(lambda m, x: m.a(x)), Function(lambda m, x: x + m.a(x))
+    empty = compare(plain, plain, (8, 6))
+    assert str(empty).splitlines() == [
+        "Before: Function has no rows.",
+        "After: Function has no rows.",
+        "No block has the same name on both sides.",
+    ]
+    with pytest.raises(ConfigError, match="nothing to plot; no report has rows"):
+        empty.plot(tmp_path / "empty.svg")
+    half = compare(plain, block, (8, 6))
+    page = half._repr_html_()
+    assert "Before: Function has no rows." in page
+    assert "After: Function, 1 block, typical branch share" in page
+    assert "No block has the same name on both sides." in page
 
 
 def test_the_pictures_are_drawn(tmp_path):

@@ -222,6 +222,13 @@ def test_casts_that_autocast_keeps_are_neither_used_nor_left():
     assert after.branch_variance == pytest.approx(4 * before.branch_variance)
 
 
+def test_a_forward_without_a_signature_takes_a_tuple_of_arguments():
+    model = nn.Identity()
+    model.forward = torch.add
+    report = probe(model, (VECTORS, VECTORS))
+    assert report.rejected == {"both operands are one tensor": 1}
+
+
 def test_a_tensor_given_twice_is_one_tensor():
     model = Function(lambda m, a, b: a + m.a(b))
     model.forward = lambda a, b: model.function(model, a, b)

@@ -12,7 +12,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from skipinit.errors import ConfigError
 from skipinit.nets.create import create_model
+from skipinit.probing.forward import norm_of
 from skipinit.probing.measure import StatisticsBuffer, channel_statistics, probe
 from support.probe_models import (
     ConvNeXt,
@@ -397,3 +399,17 @@ def test_complex_gradients_count_with_both_parts():
     assert row.gradient_norm == pytest.approx(output.grad.abs().square().sum().sqrt().item(), rel=1e-5)
     weights = model.weight.grad.abs().square().sum().sqrt().item()
     assert row.parameter_gradient_norm == pytest.approx(weights, rel=1e-5)
+
+
+def test_the_norm_of_a_sparse_gradient_is_that_of_the_dense_one():
+    """An embedding that is looked up twice at one entry: its two gradients add up before they are squared."""
+    layer, ids = nn.Embedding(5, 3, sparse=True), torch.tensor([1, 3, 1])
+    (layer(ids) * torch.arange(9.0).view(3, 3)).sum().backward()
+    assert layer.weight.grad.is_sparse
+    assert norm_of(layer.weight.grad).item() == pytest.approx(layer.weight.grad.to_dense().norm().item())
+
+
+def test_an_output_that_is_no_tensor_needs_a_loss():
+    model = Function(lambda m, x: {"logits": x + m.a(x)})
+    with pytest.raises(ConfigError, match=r"returns a dict; give a `loss` of it and the targets"):
+        probe(model, VECTORS, torch.zeros(64, dtype=torch.long))

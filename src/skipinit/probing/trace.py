@@ -271,11 +271,9 @@ class Tracer(TorchDispatchMode):
             return _RECURRENT
         if node.kind is Kind.PASS:
             return "it adds what was taken away before: x + (f(x) - x)"
-        operands = self._operands(operation, args, kwargs)
-        if isinstance(operands, str):
+        if isinstance(operands := self._operands(operation, args, kwargs), str):
             return operands
-        paths = classify(operands[0].info.node, operands[1].info.node, node.call)
-        if isinstance(paths, str):
+        if isinstance(paths := classify(operands[0].info.node, operands[1].info.node, node.call), str):
             return paths
         skip, branch = operands[paths.skip_operand], operands[1 - paths.skip_operand]
         if operation == "sub" and paths.skip_operand == 1:
@@ -292,8 +290,10 @@ class Tracer(TorchDispatchMode):
             return self._pair(*pair)
         first, second, scale = terms_of(operation, args, kwargs)
         start = 1 if operation == "index_add" else 0  # It adds to some of the examples.
-        if not isinstance(second, Tensor) or first.dim() < 2 or first.shape[start:] != second.shape[start:]:
+        if not isinstance(second, Tensor) or first.shape[start:] != second.shape[start:]:
             return "the operands differ in shape"
+        if first.dim() < 2:
+            return "the operands have fewer than two axes, examples and channels"
         operands = self._pair(first, second)
         if isinstance(operands, str) or (not isinstance(scale, Tensor) and scale == 1):
             return operands
