@@ -98,6 +98,14 @@ def test_describe_counts_what_the_equations_say(capsys: Printed, monkeypatch: py
     assert "skip + alpha * branch" in capsys.readouterr().out
 
 
+def test_describe_takes_the_number_of_blocks_of_a_theory_network(capsys: Printed) -> None:
+    """A dense layer from 100 inputs to 1000 units, then x + W x, without biases."""
+    for arguments, blocks in (([], 100), (["--blocks", "5"], 5)):
+        assert main(["describe", "fc_linear", *arguments, "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert (found["num_blocks"], found["parameters"]) == (blocks, 100 * 1000 + blocks * 1000**2)
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

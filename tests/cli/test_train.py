@@ -210,6 +210,17 @@ def test_a_network_that_does_not_exist_is_refused(cli: Cli) -> None:
     assert err == "skipinit: wrn17_2: depth 17 is not 6m + 4; the nearest are wrn16_2 and wrn22_2\n"
 
 
+@pytest.mark.parametrize(
+    ("given", "augment"), [((), False), (("--no-augment",), False), (("--augment",), True)]
+)
+def test_an_option_can_be_switched_off(
+    cli: Cli, tmp_path: Path, given: tuple[str, ...], augment: bool
+) -> None:
+    code, _, _ = cli("train", *_SMALL, "--out", tmp_path, *given)
+    assert code == 0
+    assert json.loads((tmp_path / "config.json").read_text())["config"]["augment"] is augment
+
+
 def test_a_sweep_is_one_file_or_flags(cli: Cli, tmp_path: Path) -> None:
     command = ("sweep", "wrn10_1", "--file", tmp_path / "a.toml", "--lr", 1, "--out", tmp_path / "out")
     line = f"skipinit: give the axes in {tmp_path / 'a.toml'} or as flags, not both: model, lr\n"

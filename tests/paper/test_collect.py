@@ -229,6 +229,7 @@ def test_an_earlier_protocol_says_who_trains_and_not_how_well() -> None:
     words = trains.evidence["brief"].words
     assert "Table 1: batchnorm 93.5 at depth 16 (crops padded by zeros, He classifier); " in words
     assert "depth 1000 (after 1 epoch only, crops padded by zeros, He classifier)" in words
+    assert "crops padded by zeros, He classifier at depth 16, 100, 1000" in make_page(earlier)
     assert earlier.judge("alpha-one-fails-deep").state == "holds"
     assert earlier.judge("skipinit-slightly-below-batchnorm").state == "not decided yet"
     assert earlier.judge("batchnorm-rate-hardly-depends-on-depth").state == "not decided yet"

@@ -116,6 +116,17 @@ def test_the_step_of_divergence_is_the_first_non_finite_loss() -> None:
     assert run.records == []
 
 
+def test_an_update_that_only_the_test_set_finds_exploded_ends_the_run() -> None:
+    """The only step of the epoch has a finite loss; after it no output is finite."""
+    config = replace(_config("none", lr=1e30), batch_size=1442)
+    beside = replace(_config("skipinit", seed=1), batch_size=1442)
+    (run, other), listener = _train(config, beside)
+    assert len(listener.losses) == 3, "two runs in the first epoch, one in the second"
+    assert np.isfinite(listener.losses).all()
+    assert listener.broke == {0: 0}
+    assert (len(run.records), len(other.records)) == (0, 2)
+
+
 def test_a_rehearsal_of_more_steps_than_are_left_raises_nothing_and_leaves_no_trace(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

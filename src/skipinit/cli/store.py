@@ -223,7 +223,7 @@ def _progress_view(seen: Progress) -> Text:
         config, last = trial.config, trial.last
         rows.append(
             [printable(config.model.name), config.model.scheme, rate_text(config.lr), str(config.seed),
-             f"{trial.epochs_done}/{config.epochs}", _number(last.test_accuracy if last else None, 2)]
+             f"{last.epoch if last else 0}/{config.epochs}", _number(last.test_accuracy if last else None, 2)]
         )  # fmt: skip
     lines += [in_columns(header, rows)] if seen.running else []
     more = len(seen.running) - _ROWS_SHOWN

@@ -90,13 +90,6 @@ class Trial:
         """Whether it is consistent: a finished trial has recorded its last epoch."""
         return self.state != "finished" or (self.last is not None and self.last.epoch == self.config.epochs)
 
-    @property
-    def epochs_done(self) -> int:
-        """Epochs that are not left to train. A failed trial has none left unless it is asked for again."""
-        if self.has_result or self.state == "failed":
-            return self.config.epochs
-        return self.last.epoch if self.last else 0
-
 
 @dataclass(frozen=True)
 class Started:
