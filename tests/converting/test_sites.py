@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from skipinit import convert
+from skipinit import convert, probe
+from skipinit.errors import SkipinitError
 from support.convert_models import scalars
 
 X = torch.randn(16, 8, generator=torch.Generator().manual_seed(0))
@@ -117,3 +120,17 @@ def test_a_forward_that_is_not_called_through_its_module_has_its_scalars():
     inner = converted.inner
     expected = inner.head(X + 0.5 * F.gelu(inner.layer(X)))
     torch.testing.assert_close(converted(X), expected)
+
+
+def test_a_model_that_adds_is_called_as_before():
+    """By the names of its arguments; a data loader's labels are none of them."""
+    model = convert(Loop(), X, alpha=0.5).model
+    assert inspect.signature(model.forward) == inspect.signature(Loop().forward)
+    assert torch.equal(model(x=X), model(X))
+    assert len(probe(model, (X, torch.arange(16))).rows) == 1
+    exported = torch.export.export(model, (X,), dynamic_shapes={"x": {0: torch.export.Dim("batch")}})
+    torch.testing.assert_close(exported.module()(X[:5]), model(X[:5]))
+    with pytest.raises(
+        SkipinitError, match=r"Loop scales its branch at the add, which torch.fx"
+    ):
+        torch.fx.symbolic_trace(model)

@@ -7,7 +7,7 @@ its own, with one more parameter. Its name, its other parameters and its place i
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, wraps
 from itertools import chain
 from typing import Any
 
@@ -172,6 +172,7 @@ def _extended_class(base: Any, extensions: Any) -> type[nn.Module]:
     shown = "".join(extension.__name__ for extension in extensions) + base.__name__
     fields = {
         "extended": (base, extensions),
+        "forward": _like(base.forward, extensions[0].forward),
         "__reduce_ex__": _reduce,
         "__doc__": extensions[0].__doc__,
         "__qualname__": shown,
@@ -183,6 +184,16 @@ def _extended_class(base: Any, extensions: Any) -> type[nn.Module]:
     order = {"mro": lambda kind: [kind, *extensions, *base.__mro__]}
     kind: type[nn.Module] = type("Extended", (type(base),), order)(base.__name__, (base, *extensions), fields)
     return kind
+
+
+def _like(forward: Callable[..., Any], extension: Callable[..., Any]) -> Callable[..., Any]:
+    """The extension with the signature of the layer's forward, which trainers and exports look at."""
+
+    @wraps(forward)
+    def extended(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return extension(self, *args, **kwargs)
+
+    return extended
 
 
 def _layouts(kind: Any) -> list[type]:
