@@ -73,14 +73,14 @@ class ModelConfig:
         "At test time, normalize by the statistics of the batch instead of the running averages.", False
     )
     dropout: float | None = option(
-        "Drop probability between global pooling and the classifier; the scheme's if not given.",
+        "Drop probability between global pooling and the classifier; the scheme's value if not given.",
         None,
         least=0,
         below=1,
     )
-    biases: bool | None = option("A bias in every convolution; the scheme's choice if not given.", None)
+    biases: bool | None = option("Give every convolution a bias; the scheme decides if not given.", None)
     scalar_bias: bool | None = option(
-        "A scalar bias per block between merge and ReLU (ResNet-V1 with SkipInit); none if not given.", None
+        "Add a scalar bias per block between merge and ReLU (ResNet-V1 with SkipInit).", None
     )
     fixup_components: tuple[FixupComponent, ...] | None = option(
         "Components of Fixup to use, such as 1+2+3+4; all if not given.", None
@@ -116,7 +116,7 @@ class TrainConfig:
     data: str = option(
         "digits, cifar10, cifar100, imagenet, gaussian, an .npz file, or a folder with train/ and val/."
     )
-    lr: float = option("Learning rate: 0.25, or 2^-2.", above=0)
+    lr: float = option("Learning rate, such as 0.25 or 2^-2.", above=0)
     batch_size: int = option("Examples per update, over all processes.", least=1)
     epochs: int = option("Passes over the training set; the schedule scales with it.", least=1)
     seed: int = option("Seed of weights, data order, augmentation and dropout.", 0, least=0)
@@ -138,10 +138,10 @@ class TrainConfig:
         "After every epoch, also measure the loss on the training set without augmentation.", False
     )
     convert: Convert | None = option(
-        "Remove normalization from your own model before training; none: leave it as it is.", None
+        "Convert your own model to this scheme before training; in a sweep, none leaves it unchanged.", None
     )
     watch: int | None = option(
-        "Measure every residual block once in this many steps; does not change the training.",
+        "Steps between two measurements of every residual block; does not change the training.",
         None,
         least=1,
         identifies=False,

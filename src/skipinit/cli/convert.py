@@ -44,6 +44,8 @@ def convert(
     - To load the weights, call `skipinit.convert` on the same model with the same
       options, then `load_state_dict`.
 
+    Example: skipinit convert mypackage:make_model --input 2x3x224x224 --out new
+
     Args:
         model: Where the model is made.
         input: Shape of a batch that the model takes, such as 2x3x224x224.

@@ -74,7 +74,7 @@ def describe(
     Args:
         model: Name of the network: see `skipinit models`.
         network: The network's scheme and options.
-        blocks: Number of residual blocks, for a theory network.
+        blocks: Number of residual blocks, for the theory networks (fc_linear and others).
     """
     from ..nets.describe import describe as describe_network
 

@@ -31,9 +31,9 @@ class TheoryFlags:
     """Size of a theory network."""
 
     blocks: Count = None
-    """Number of residual blocks, for a theory network."""
+    """Number of residual blocks, for the theory networks (fc_linear and others)."""
     width: Count = None
-    """Width, for a theory network."""
+    """Width, for the theory networks."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def probe(
     json_: Json = False,
     csv_: Csv = False,
 ) -> int:
-    """Measure skip and branch of each residual block; say if the network can train.
+    """Measure skip and branch of each residual block; tell if the network can train.
 
     MODEL is one of these:
     - A name of `skipinit models`.
@@ -87,6 +87,8 @@ def probe(
     - package.module:factory for your own model. This imports the module and calls
       the factory without arguments: it runs that code, so name only code that you
       trust.
+
+    Example: skipinit probe mypackage:make_model --input 8x3x224x224
 
     The exit code is 1 if the model has no residual add.
 

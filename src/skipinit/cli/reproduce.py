@@ -52,6 +52,8 @@ def reproduce(
       and number of runs.
     - `skipinit report` makes a page of the folder.
 
+    Example: skipinit reproduce table1 figure2 --preset smoke --out results
+
     Args:
         names: Tables and figures to measure, such as table1 figure2, or all.
         preset: smoke, demo, quick, brief, reduced or paper; --list shows how long each takes.
@@ -96,9 +98,9 @@ def claims(
     evidence: Annotated[bool, tyro.conf.arg(help_behavior_hint="")] = False,
     json_: Json = False,
 ) -> None:
-    """Say which statements of the paper hold in the results, and which do not.
+    """Show which statements of the paper hold in the results, and which do not.
 
-    What does not hold is last, with its numbers.
+    Statements that do not hold come last, with their numbers.
     - Each line starts with the section of the paper.
     - In brackets: the preset of `skipinit reproduce` whose numbers decide, or
       `at initialization` where nothing is trained.

@@ -44,8 +44,11 @@ def train(
     - The latter imports the module and calls the factory without arguments: it runs
       that code, so name only code that you trust.
     - Each run has its own folder. Run the same command again to resume.
-    - Options that are not given have the protocol's value for the data set.
+    - The defaults of learning rate, batch size, epochs, L2 and schedule depend on
+      the data set.
     - Under torchrun, the processes share each batch.
+
+    Example: skipinit train wrn16_2 --scheme skipinit --data digits --epochs 5
 
     Args:
         model: What to train.
@@ -134,6 +137,8 @@ def sweep(
     - Many trials train together on a GPU; on the CPU, one trial per core.
     - Run the same command again to resume; trials with a result are skipped.
     - `skipinit status` shows the progress, `skipinit results` the results.
+
+    Example: skipinit sweep wrn10_1 --lr 2^-6..2^0 --seed 0..2 --data digits
 
     Args:
         model: Networks: see `skipinit models`; or package.module:factory for your own model.
