@@ -54,7 +54,7 @@ def option(
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """One network. `None` means: as in the paper for this architecture and scheme, or as the data has it."""
+    """One network. `None` means the paper's value for this architecture and scheme, or the data's."""
 
     name: str = option("Name of the network: see `skipinit models`; or package.module:factory for your own.")
     scheme: str = option("Scheme: see `skipinit schemes`; batchnorm if not given.", "batchnorm")

@@ -68,22 +68,22 @@ def convert(
             arguments, or a shape, which stands for Gaussian values. The residual adds are found by running
             the model.
         scheme: "skipinit", "regularized-skipinit", "fixup", "fixup-dropout", "divide-sqrt2" or "none".
-        keep_function: keep what a trained model computes.
-        alpha: start of SkipInit's branch scalars; 0 by default, always 1 with `keep_function`.
-        biases: whether every convolution gets a bias; by default what the scheme says. With `keep_function`
-            those layers get one into which a norm is folded.
+        keep_function: keep the outputs of a trained model in evaluation mode.
+        alpha: initial value of SkipInit's branch scalars; 0 by default, always 1 with `keep_function`.
+        biases: whether every convolution gets a bias; by default the scheme decides. With
+            `keep_function`, layers into which a norm is folded get one.
         dropout: drop probability before the classifier, in the schemes that have it; the paper's are 0.2 for
             ImageNet and 0.6 for CIFAR.
-        classifier_init: start of SkipInit's last dense layer, or of the last convolution if no dense layer
-            computes the output: "he" as everywhere else, "zero", or "small", He scaled down until the outputs
-            have a standard deviation of 1 on these inputs. Then the first loss is that of chance.
-        exclude: modules to leave as they are, with everything inside them: names, in which * matches any
-            text, or types.
+        classifier_init: initialization of SkipInit's last dense layer, or of the last convolution if no dense
+            layer computes the output: "he" as everywhere else, "zero", or "small", He scaled down until the
+            outputs have a standard deviation of 1 on these inputs. Then the first loss is that of chance.
+        exclude: modules to leave unchanged, with everything inside them: names, in which * matches any text,
+            or types.
         only: change nothing outside of these modules.
         norms: your own module types that only normalize. Needed if the class name does not contain "norm", or
             if the forward neither calls a norm of torch nor divides by a standard deviation or vector norm.
         strict: raise an error instead of leaving a branch without its scalar or a norm in its place.
-        seed: seed of the new weights; torch's generators stay as they are. Without it they draw the weights.
+        seed: seed of the new weights. Without it, torch's global generators draw them.
 
     >>> model = skipinit.create_model("resnet50_v1", scheme="batchnorm")
     >>> conversion = skipinit.convert(model, (2, 3, 64, 64))

@@ -37,7 +37,7 @@ _LOWEST, _HIGHEST = -12, 3
 
 @dataclass
 class Recipe:
-    """SGD as an unnormalized network needs it. Call `step` with the loss of each batch."""
+    """SGD for unnormalized networks. Call `step` with the loss of each batch."""
 
     optimizer: torch.optim.SGD
     schedule: LambdaLR = field(repr=False)
@@ -50,7 +50,7 @@ class Recipe:
     """The loss of every step so far."""
 
     def step(self, loss: Tensor) -> float:
-        """Clear the gradients, go backward, clip the gradient and update; returns the loss.
+        """Clear the gradients, run backward, clip the gradient and update; returns the loss.
 
         Every 50 steps a warning says whether the loss is not finite and, after the warm-up, whether the
         network does not learn. Another one says when the steps of the schedule are over.
@@ -88,11 +88,11 @@ def recipe(
     clip_norm: float = 1.0,
     warm_up: int = 50,
 ) -> Recipe:
-    """What a converted network needs to train: decay on weights alone, clipped gradients, a warm-up.
+    """Make an optimizer for converted networks: weight decay only on weights, clipped gradients, warm-up.
 
     Args:
         model: a network, such as `convert(...).model`.
-        rate: the learning rate; `find_rate` measures it.
+        rate: the learning rate; `find_rate` finds one.
         steps: number of training steps; if given, the rate falls to 0 along half a cosine and stays there.
         classes: number of classes; if given, a warning says when the loss stays at chance, ln(classes).
         weight_decay: L2 on the weights of layers, `l2_parameters`; scalars, biases and embeddings have none.
@@ -198,7 +198,7 @@ def find_rate(
     steps: int = 100,
     **options: Any,
 ) -> RateSearch:
-    """The learning rate, a power of 2, at which `recipe` brings the loss down most in a few steps.
+    """Find the learning rate, a power of 2, at which `recipe` reduces the loss most in a few steps.
 
     Copies of the model train on the same batches at rates a factor 2 apart, up and down from 2^-4, until the
     loss rises on both sides. Each training is short but has a whole schedule: the rate rises and falls to 0.

@@ -107,7 +107,7 @@ def create_model(name: str, *, seed: int | None = None, **options: Any) -> Resid
 
     Args:
         name: a name of `list_models()`, or any wrn{6m+4}_{k}.
-        seed: seed of the weights; torch's global generator is not used. Without it, torch's generator is.
+        seed: seed of the weights. Without it, torch's global generator draws them.
         options: fields of `ModelConfig`: `scheme` (one of `list_schemes()`), `num_classes`, `in_channels`,
             `alpha`, `ghost_batch`, `dropout`, `biases`, `scalar_bias`, ...; for the theory networks those
             of `TheoryConfig`: `blocks`, `width`, `in_channels`.
@@ -135,7 +135,7 @@ def build(config: ModelConfig | TheoryConfig, seed: int | None = None) -> Residu
 
     Args:
         config: name and options of the network.
-        seed: seed of the weights; torch's global generator is not used. Without it, torch's generator is.
+        seed: seed of the weights. Without it, torch's global generator draws them.
 
     >>> build(ModelConfig("wrn16_2", scheme="skipinit")).num_blocks
     6
@@ -222,7 +222,7 @@ def _free_memory() -> float:
 def from_pretrained(folder: str | Path) -> ResidualNet:
     """Load a network that `ResidualNet.save_pretrained` wrote.
 
-    Reads JSON and safetensors and runs no code of the folder.
+    Reads only JSON and safetensors, and runs no code from the folder.
 
     Args:
         folder: path of the folder.

@@ -52,7 +52,7 @@ def describe(config: ModelConfig | TheoryConfig) -> Description:
     """Count the blocks, parameters and multiply-accumulates of a network, without memory for its weights.
 
     Args:
-        config: name and options of the network; of a built one, `model.config`.
+        config: name and options of the network; for an existing network, `model.config`.
 
     >>> describe(ModelConfig("wrn16_2", scheme="skipinit")).branch_scalars
     6

@@ -51,8 +51,8 @@ def l2_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters that get L2 regularization (weight decay), by name.
 
     These are the weights of convolutions, dense, attention and recurrent layers. Left out are biases, scale
-    and shift of norms, branch scalars, embeddings and weights tied to them, and parameters of other modules:
-    nothing tells a matrix that multiplies from a table of positions.
+    and shift of norms, branch scalars, embeddings and weights tied to them, and parameters of other modules,
+    where a weight matrix and a table of positions look the same.
 
     Args:
         model: any module.

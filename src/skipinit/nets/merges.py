@@ -135,7 +135,7 @@ class Add(nn.Module):
     """
 
     def forward(self, skip: Tensor, branch: Tensor) -> Tensor:
-        """Skip and branch have equal weight."""
+        """Return skip + branch."""
         return skip + branch
 
 
@@ -179,7 +179,7 @@ class DivideSqrt2(nn.Module):
     """
 
     def forward(self, skip: Tensor, branch: Tensor) -> Tensor:
-        """The block's whole output is scaled."""
+        """Return (skip + branch) / sqrt(2)."""
         return (skip + branch) * math.sqrt(0.5)
 
 
@@ -222,6 +222,6 @@ class NormalizeSkip(nn.Module):
         self.norm = norm
 
     def forward(self, skip: Tensor, branch: Tensor) -> Tensor:
-        """Normalize the skip alone."""
+        """Normalize only the skip."""
         out: Tensor = self.norm(skip) + branch
         return out

@@ -62,7 +62,7 @@ class Probed:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What one set of measurements says of a claim."""
+    """What one set of measurements says about a claim."""
 
     state: ClaimState
     words: str
@@ -71,7 +71,7 @@ class Evidence:
 
 @dataclass(frozen=True)
 class JudgedClaim:
-    """A statement of the paper, whether it holds in what was measured, and the evidence."""
+    """A statement of the paper, whether it holds in the measurements, and the evidence."""
 
     claim: str
     """Its name, such as `skipinit-trains-at-any-depth`."""
@@ -182,7 +182,7 @@ def _lend(result: Result, label: str) -> Result:
 
 @system_errors_explained()
 def claims(folders: str | Path | Iterable[str | Path]) -> list[JudgedClaim]:
-    """Say which statements of the paper hold in what was measured, which do not, and which are open.
+    """Judge the statements of the paper by the results: which hold, which do not, and which are open.
 
         >>> [each.statement for each in skipinit.claims("results") if each.state == "does not hold"]
         []

@@ -50,7 +50,7 @@ def reproduce(
         at: only these depths or batch sizes; all if none is given.
         seeds: at most this many runs at each rate.
         first_seed: seed of the first run, and of networks measured at initialization.
-        around_best: of a whole grid of rates, only the paper's best and its two neighbours.
+        around_best: instead of the whole grid of rates, only the paper's best and its two neighbours.
         precision: in place of the preset's.
         device: `auto`, `cpu`, `cuda` or `cuda:N`.
         time_limit: seconds after which to write checkpoints and stop.

@@ -150,7 +150,7 @@ def _sentences(comparison: Comparison) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class DepthRow:
-    """A network of one depth."""
+    """The measurements of one depth."""
 
     depth: int
     """The argument of the factory."""
@@ -252,11 +252,11 @@ def depth_check(
     Args:
         factory: makes a network of a given depth. It is called with torch's generators at seed 0, 1, 2 and so
             on; all global generators are restored afterwards.
-        depths: the arguments for it.
+        depths: the depths to pass to `factory`.
         inputs: as for `probe`.
         targets: if given, also run backward and compare the gradients of the first and the last block.
         loss: as for `probe`.
-        networks: how many networks of each depth the numbers are the mean of. Theory is about the mean over
+        networks: number of networks of each depth to average over. Theory is about the mean over
             weights; a single network scatters around it.
 
     >>> def factory(blocks):

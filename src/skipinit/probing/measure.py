@@ -40,7 +40,7 @@ def probe(
     report without rows, whose text says which additions were seen.
 
     Args:
-        model: any module; its residual adds are found, whatever its layers are called.
+        model: any module; the names of its layers do not matter.
         inputs: a tensor, a tuple or list of arguments or a batch of a data loader, a dictionary of keyword
             arguments, or a shape, which stands for Gaussian values.
         targets: if given, also run backward and measure gradients.

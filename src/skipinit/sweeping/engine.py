@@ -92,7 +92,7 @@ def sweep(
     progress: bool = True,
     observer: Emit | None = None,
 ) -> Outcome:
-    """Train every combination of some values, many to a GPU or one to a core; call it again to resume.
+    """Train every combination of the given values, many on a GPU or one per core; call it again to resume.
 
         >>> axes = {"model": "wrn10_1", "data": "digits", "epochs": 1, "lr": "2^-3,2^-2"}
         >>> skipinit.sweep(axes, "runs/a").results
@@ -100,8 +100,7 @@ def sweep(
 
     Args:
         axes: values by the name of their axis, each a list, one value, or text such as `2^-6..2^0`; or the
-            path of a TOML file. `model`, `data` and `lr` are needed; the rest is the protocol's choice if not
-            given.
+            path of a TOML file. `model`, `data` and `lr` are needed; the other defaults are the protocol's.
         out: folder of the sweep.
         device: `auto`, `cpu`, `cuda` or `cuda:N`.
         engine: `local`, or `ray` for the cluster that RAY_ADDRESS names (extra `cluster`).

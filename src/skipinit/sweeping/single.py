@@ -56,7 +56,7 @@ def train(
     progress: bool = True,
     stop: Stop | None = None,
 ) -> TrainResult:
-    """Train to the end, or resume what the folder `out` holds; a finished run is only read.
+    """Train a run, or resume the one in the folder `out`; a finished run is only read.
 
     Non-finite losses end a run with state "diverged"; SIGTERM and Ctrl-C end it "stopped", with a checkpoint.
 
@@ -64,7 +64,7 @@ def train(
         config: the run; `make_train_config` fills in the protocol's defaults.
         out: folder of the run; without it nothing is written, and the run cannot be resumed.
         device: `auto`, `cpu`, `cuda` or `cuda:N`.
-        micro_batch: the most examples on the device at once; larger batches are accumulated.
+        micro_batch: the most examples per forward pass; larger batches are accumulated.
         checkpoint_seconds: least time between two checkpoints, which are written at the end of an epoch.
         tensorboard: also write TensorBoard events into the folder (extra `tensorboard`).
         progress: show a bar where standard error is a terminal, elsewhere a line each minute.

@@ -60,7 +60,7 @@ _CHOSEN = ("batch_size", "epochs", "l2", "schedule", "augment", "crop_padding")
 def make_train_config(
     model: ModelConfig | Callable[[], nn.Module], data: str | Path | tuple[Any, Any], **given: Any
 ) -> TrainConfig:
-    """The config of a training run; options not given, or None, have the protocol's value for the data set.
+    """Make the config of a training run; options not given, or None, get the protocol's value for the data.
 
     Args:
         model: one of the paper's networks, or an importable function of yours that returns a model.
