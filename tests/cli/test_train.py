@@ -228,6 +228,18 @@ def test_a_sweep_is_one_file_or_flags(cli: Cli, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("command", [("sweep", "wrn10_1", "--data", "digits", "--lr", 1), ("demo",)])
+def test_what_trains_many_trials_is_not_started_by_torchrun(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[object, ...]
+) -> None:
+    """Each process took the folder for that of a stranger, and torchrun ended all of them."""
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    line = f"skipinit: torchrun shares one training between processes; run {command[0]} without it\n"
+    assert cli(*command, "--out", tmp_path / "out") == (2, "", line)
+    assert not (tmp_path / "out").exists()
+
+
 def test_an_engine_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     axes = {"model": "wrn10_1", "data": "digits", "lr": 1}
     with pytest.raises(ConfigError, match=r"engine 'rya' is not known; did you mean ray\?"):

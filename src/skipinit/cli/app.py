@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 import tyro
 from tyro.extras import SubcommandApp
 
-from ..errors import need, unknown_name
+from ..errors import ConfigError, need, unknown_name
 from . import convert, demo, nets, probe, reproduce, store, train
 
 _DESCRIPTION = "Build, probe, convert and train residual networks with or without batch norm."
@@ -31,6 +32,8 @@ _COMMANDS = (
     reproduce.report,
 )
 _LIBRARY = {"models", "schemes", "describe", "probe", "convert"}
+_STARTED_ONCE = {"demo", "sweep", "reproduce"}
+"""They train many trials, and start processes of their own."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -53,6 +56,9 @@ def run(arguments: Sequence[str]) -> int:
         return int(code or 0)
     if name not in (*commands, "store"):
         raise unknown_name("command", name, [*commands, "store"])
+    by_torchrun = "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1"
+    if name in _STARTED_ONCE and by_torchrun:
+        raise ConfigError(f"torchrun shares one training between processes; run {name} without it")
     prog = f"skipinit {name}"
     if name not in _LIBRARY and not {"-h", "--help"} & {*rest}:
         need("lab", prog)
