@@ -1,4 +1,4 @@
-"""Take batch norm out of a ResNet of your own and train it in a plain loop; a minute on a CPU.
+"""Remove batch norm from your own ResNet and train it in a plain loop; a minute on a CPU.
 
 python examples/convert_your_model.py [steps]
 """
@@ -28,7 +28,7 @@ class Block(nn.Module):
         )
 
     def forward(self, x):
-        """An ordinary residual block; nothing marks the add."""
+        """An ordinary residual block."""
         return x + self.branch(x)
 
 
@@ -46,12 +46,12 @@ def main(steps=300):
     train_set, test_set = torch.utils.data.random_split(data, [1500, 297])
     loader = torch.utils.data.DataLoader(train_set, batch_size=64, shuffle=True)
 
-    # Removes the norms, puts a scalar that starts at 0 at the end of each branch, and draws new weights.
+    # Remove the norms, end each branch with a scalar that starts at 0, and draw new weights.
     conversion = skipinit.convert(make_model(), images[:8])
     print(conversion)
     net = conversion.model
 
-    # A network without norms needs another learning rate: copies of it train for a few steps at several.
+    # A network without norms needs another learning rate: try several on copies, for a few steps each.
     found = skipinit.find_rate(net, loader, steps=min(100, steps))
     print(found)
 

@@ -1,4 +1,4 @@
-"""Where to begin: build a network, see its balance of skip and branch, train it; half a minute on a CPU.
+"""Quick start: build a network, measure skip and branch, train it; half a minute on a CPU.
 
 python examples/quickstart.py
 """
@@ -25,4 +25,4 @@ for alpha in (1.0, 0.0):
     network = skipinit.ModelConfig("wrn100_1", "skipinit", num_classes=10, in_channels=1, alpha=alpha)
     result = skipinit.train(skipinit.make_train_config(network, data="digits", epochs=4))
     accuracy = "no result" if result.final is None else f"test accuracy {result.final.test_accuracy:.1f} %"
-    print(f"alpha = {alpha:g}: {result.state} after {result.step} steps, {accuracy}")
+    print(f"alpha = {alpha:g}: {result.state} at step {result.step}, {accuracy}")

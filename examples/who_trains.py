@@ -30,7 +30,8 @@ def main(path: str, depth: int = 100, epochs: int = 8) -> None:
 
         result = skipinit.train(skipinit.make_train_config(network, "digits", epochs=epochs), device="cpu")
         losses = [record.train_loss for record in result.records]
-        print(f"{label}: {result.state} after {result.step} steps, training loss {losses or 'not finite'}")
+        last = f"training loss {losses[-1]:.4f}" if losses else "training loss not finite"
+        print(f"{label}: {result.state} at step {result.step}, {last}")
         if losses:
             right.plot(range(1, len(losses) + 1), losses, **style)
         else:
