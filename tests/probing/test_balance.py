@@ -113,6 +113,20 @@ def test_plots(tmp_path):
         report.plot(tmp_path / "file" / "a.png")
 
 
+def test_a_stage_of_one_block_has_a_line_of_its_own():
+    from matplotlib.figure import Figure
+
+    from skipinit.probing.plot import SKIP, Series, draw
+
+    axes = Figure().subplots()
+    draw(axes, [1, 2, 3], [Series("skip", SKIP, [1, 2, 1], [1, 2, 1], breaks=[0, 2])], "linear")
+    line = [point for point in axes.lines[0].get_xydata().tolist() if not math.isnan(point[0])]
+    assert line == [[1, 1], [2, 2], [2.75, 1], [3.25, 1]]
+    axes = Figure().subplots()
+    draw(axes, [1], [Series("skip", SKIP, [1.5], [1.0])], "linear")
+    assert [tick for tick in axes.get_xticks() if 0.7 < tick < 1.3] == [1]
+
+
 def test_matplotlib_is_loaded_only_to_plot():
     code = (
         "import sys, torch, skipinit\n"

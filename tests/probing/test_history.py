@@ -138,6 +138,21 @@ def test_a_picture_of_one_step_or_with_gaps(tmp_path):
         WatchReport("Net", (Measurement(0, REPORT.measurements[0].rows[:1]),)).plot("x.png", "scale")
 
 
+@pytest.mark.parametrize(("steps", "ticks"), [((0,), [0]), ((0, 2, 4), [0, 1, 2, 3, 4]), ((137,), [137])])
+def test_steps_are_whole_numbers_from_the_first_measured_one_to_the_last(steps, ticks):
+    from matplotlib.figure import Figure
+
+    from skipinit.probing.plot import draw_heat_map, draw_lines
+
+    rows = tuple(WatchRow(f"b{i}", i, 1.0, 0.25) for i in range(1, 31))
+    report = WatchReport("Net", tuple(Measurement(step, rows) for step in steps))
+    upper, lower = Figure().subplots(2)
+    draw_heat_map(upper, report, "branch_share")
+    draw_lines(lower, report, "branch_share", ["b1"])
+    assert list(upper.get_xticks()) == list(lower.get_xticks()) == ticks
+    assert upper.get_ylabel() == "residual block, ℓ"  # So many have numbers, not names.
+
+
 def test_html_is_escaped_and_has_bars():
     html = REPORT._repr_html_()
     assert html.count("<tr>") == 3

@@ -81,9 +81,7 @@ def draw(
         ]
         if one.predicted is not None:
             law = f"theory: {one.law}" if one.law else None
-            line = [(float(d), p) for d, p in zip(depths, one.predicted, strict=True)]
-            for start in sorted((start for start in one.breaks if start), reverse=True):
-                line.insert(start, (math.nan, math.nan))
+            line = _interrupted(list(zip(depths, one.predicted, strict=True)), one.breaks)
             width = _LINE_WIDTHS[index]
             axes.plot(*zip(*line, strict=True), color=one.color, linewidth=width, label=law, zorder=1)
         if one.band is not None:
@@ -95,9 +93,25 @@ def draw(
                 markerfacecolor="none", markevery=max(1, len(points) // 50), label=one.label, zorder=2,
             )  # fmt: skip
     axes.set_yscale(scale, **({"base": 2} if scale == "log" else {}))
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(_whole_numbers())
     axes.set_xlabel("depth of the residual block, ℓ")
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def _interrupted(line: Sequence[tuple[float, float]], breaks: Sequence[int]) -> list[tuple[float, float]]:
+    """The line with a gap before each break; where one point is left between two, a short level piece."""
+    points: list[tuple[float, float]] = []
+    for start, end in pairwise(sorted({0, *breaks, len(line)})):
+        piece = line[start:end]
+        if len(piece) == 1:
+            ((x, y),) = piece
+            piece = [(x - 0.25, y), (x + 0.25, y)]
+        points += [*piece, (math.nan, math.nan)]
+    return points
+
+
+def _whole_numbers() -> MaxNLocator:
+    return MaxNLocator(integer=True, min_n_ticks=1)
 
 
 def draw_variances(axes: Axes, report: ProbeReport, theory: Prediction | None = None) -> None:
@@ -174,7 +188,7 @@ def plot_overlay(reports: Mapping[str, ProbeReport], path: Path, title: str) -> 
     lower.set_ylabel("branch share of output variance")
     lower.set_ylim(-0.02, 1.02)
     lower.set_xlabel("depth of the residual block, ℓ")
-    lower.xaxis.set_major_locator(MaxNLocator(integer=True))
+    lower.xaxis.set_major_locator(_whole_numbers())
     for axes in (upper, lower):
         axes.spines[["top", "right"]].set_visible(False)
     save(figure, path)
@@ -224,11 +238,11 @@ def draw_heat_map(axes: Axes, report: WatchReport, quantity: str) -> None:
     axes.set_facecolor("#dddddd")  # Not measured, or NaN.
     axes.figure.colorbar(mesh, ax=axes, label=QUANTITIES[quantity])
     axes.invert_yaxis()
-    axes.set_xlabel("step")
+    _label_steps(axes, report.steps)
     if len(values) <= _LABELS:
         axes.set_yticks(range(1, len(values) + 1), shorten_all(report.blocks, _NAME), fontsize="x-small")
     else:
-        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.yaxis.set_major_locator(_whole_numbers())
         axes.set_ylabel("residual block, ℓ")
 
 
@@ -252,10 +266,17 @@ def draw_lines(axes: Axes, report: WatchReport, quantity: str, blocks: Sequence[
             )  # fmt: skip
     if quantity not in ("branch_share", "scale") and positive:
         axes.set_yscale("log")
-    axes.set_xlabel("step")
+    _label_steps(axes, report.steps)
     axes.set_ylabel(QUANTITIES[quantity])
     legend_above(axes, 2)
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def _label_steps(axes: Axes, steps: Sequence[int]) -> None:
+    """Ticks at whole steps; the columns of the heat map begin before the first and end behind the last."""
+    ticks = _whole_numbers().tick_values(steps[0], steps[-1])
+    axes.set_xticks([tick for tick in ticks if steps[0] <= tick <= steps[-1]])
+    axes.set_xlabel("step")
 
 
 def _color_scale(values: NDArray[np.float64], quantity: str) -> tuple[Normalize, str]:
