@@ -43,6 +43,7 @@ def main(path: str, depth: int = 100, epochs: int = 8) -> None:
         axes.legend(frameon=False)
         axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, metadata={"Date": None} if path.endswith(".svg") else None)
+    print(f"wrote {path}")
 
 
 if __name__ == "__main__":

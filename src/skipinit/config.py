@@ -138,7 +138,7 @@ class TrainConfig:
         "After every epoch, also measure the loss on the training set without augmentation.", False
     )
     convert: Convert | None = option(
-        "Convert your own model to this scheme before training; in a sweep, none leaves it unchanged.", None
+        "Convert your own model to this scheme before training; none leaves it unchanged.", None
     )
     watch: int | None = option(
         "Steps between two measurements of every residual block; does not change the training.",
