@@ -240,34 +240,35 @@ def test_a_damaged_checkpoint_is_named(stopped: Path, size: int) -> None:
 def test_a_checkpoint_of_other_data_or_another_model_is_not_taken_for_a_damaged_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of one batch per epoch and a model of width 1, torch would broadcast everything."""
+    """Of one batch per epoch and a layer of width 1, torch would broadcast everything."""
     monkeypatch.syspath_prepend(tmp_path)
-    code = "from torch import nn\ndef make():\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, {}))\n"
+    layers = "nn.Flatten(), nn.Linear(64, {0}{1}), nn.Linear({0}, 2)"
+    code = f"from torch import nn\ndef make():\n    return nn.Sequential({layers})\n"
     module, file = tmp_path / "shrinking.py", tmp_path / "data.npz"
 
-    def write(images: int, width: str) -> None:
-        pixels, labels = np.zeros((images, 1, 8, 8), np.uint8), np.zeros(images, np.int64)
+    def write(images: int, width: int, more: str = "") -> None:
+        pixels, labels = np.zeros((images, 1, 8, 8), np.uint8), np.arange(images) % 2
         np.savez(file, train_images=pixels, train_labels=labels, test_images=pixels, test_labels=labels)
-        module.write_text(code.format(width))
+        module.write_text(code.format(width, more))
         importlib.invalidate_caches()
         sys.modules.pop("shrinking", None)
 
-    write(100, "1")
+    write(100, 1)
     config = make_train_config(ModelConfig("shrinking:make"), file, batch_size=100, epochs=3)
     assert _train(config, tmp_path / "run", stop=StopAfter(2)).state == "stopped"
-    for images, width, why in [
-        (300, "1", rf"the checkpoint has 1 batches per epoch, {file} has 3"),
-        (100, "12", r"1.weight has shape \(1, 64\) in the checkpoint, \(12, 64\) in the model"),
-        (100, "1, bias=False", r"only the checkpoint has 1.bias"),
+    for images, width, more, why in [
+        (300, 1, "", rf"the checkpoint has 1 batches per epoch, {file} has 3"),
+        (100, 12, "", r"1.weight has shape \(1, 64\) in the checkpoint, \(12, 64\) in the model"),
+        (100, 1, ", bias=False", r"only the checkpoint has 1.bias"),
     ]:
-        write(images, width)
+        write(images, width, more)
         with pytest.raises(DataError, match=rf"\.pt: does not fit \({why}\); .* choose another folder"):
             _train(config, tmp_path / "run")
         assert run_sweep(make_grid([config]), tmp_path / "run", device="cpu", progress=False).failures == 1
         with open_store(tmp_path / "run") as store:
             (reason,) = store.failure_reasons()
         assert re.match(rf"its file in checkpoints: does not fit \({why}\); .* choose another folder", reason)
-    write(100, "1")
+    write(100, 1)
     assert _train(config, tmp_path / "run").state == "finished"
 
 
