@@ -15,8 +15,8 @@ from ..sweeping.workers import start_interpreter, workers_at_once
 from ..training.records import Emit, Event
 from ..training.world import find_device
 from .cells import ExhibitCell, grid_of, plan_cells
-from .exhibits import METHODS, find_exhibits
-from .presets import PRESETS, find_preset
+from .exhibits import METHODS, Exhibit, find_exhibits
+from .presets import PRESETS, Preset, find_preset
 from .theory_figures import measure_probes
 
 
@@ -54,26 +54,19 @@ def reproduce(
         precision: in place of the preset's.
         device: `auto`, `cpu`, `cuda` or `cuda:N`.
         time_limit: seconds after which to write checkpoints and stop.
-        progress: show a bar where standard error is a terminal.
+        progress: show a bar where standard error is a terminal, elsewhere a line each minute.
         observer: called with every event of the training (`skipinit.training.records`) after it is recorded.
     """
     chosen = find_preset(preset)
     names = [names] if isinstance(names, str) else names
     methods = [methods] if isinstance(methods, str) else methods
     at = [at] if isinstance(at, int) else at
-    exhibits = find_exhibits(names)
-    for method in methods:
-        if method not in METHODS:
-            raise unknown_name("method", method, METHODS)
     seeds = check_value("seeds", seeds, int | None, ", 1 or more")
     first_seed = check_value("first_seed", first_seed, int, "")
     if seeds is not None and seeds < 1:
         raise ConfigError(f"seeds {seeds} is not allowed; it must be 1 or more")
-    for exhibit in exhibits:
-        if exhibit.name in names and not exhibit.probes and not plan_cells(exhibit, chosen):
-            able = [each.name for each in PRESETS.values() if plan_cells(exhibit, each)]
-            raise ConfigError(f"preset {preset} has nothing of {exhibit.name}; {', '.join(able)} have")
-    planned = [cell for exhibit in exhibits for cell in plan_cells(exhibit, chosen, precision)]
+    exhibits = find_exhibits(names)
+    planned = _planned_cells(exhibits, names, chosen, precision)
     _check_part(planned, preset, methods, at)
     cells = [
         cell.narrow(seeds, around_best, first_seed)
@@ -101,10 +94,24 @@ def reproduce(
     return outcome
 
 
+def _planned_cells(
+    exhibits: Sequence[Exhibit], names: Sequence[str], preset: Preset, precision: Precision | None
+) -> list[ExhibitCell]:
+    """The cells of tables and figures; refuses one that was named and of which the preset has nothing."""
+    for exhibit in exhibits:
+        if exhibit.name in names and not exhibit.probes and not plan_cells(exhibit, preset):
+            able = [each.name for each in PRESETS.values() if plan_cells(exhibit, each)]
+            raise ConfigError(f"preset {preset.name} has nothing of {exhibit.name}; {', '.join(able)} have")
+    return [cell for exhibit in exhibits for cell in plan_cells(exhibit, preset, precision)]
+
+
 def _check_part(
     planned: Sequence[ExhibitCell], preset: str, methods: Sequence[str], at: Sequence[int]
 ) -> None:
     """Refuse a method, depth or batch size that none of the cells has."""
+    for method in methods:
+        if method not in METHODS:
+            raise unknown_name("method", method, METHODS)
     if not planned and (methods or at):
         raise ConfigError("nothing is trained for these figures; leave out methods and at")
     known = list(dict.fromkeys(cell.method.name for cell in planned))

@@ -70,18 +70,7 @@ def train(
         progress: show a bar where standard error is a terminal, elsewhere a line each minute.
         stop: a request to stop, besides signals.
     """
-    if not isinstance(config, TrainConfig):
-        kind = type(config).__name__
-        raise ConfigError(f"config is a {kind}; make a TrainConfig of it: make_train_config(model, data)")
-    if tensorboard and out is None:
-        raise ConfigError("TensorBoard events need a folder; give out as well")
-    if tensorboard:
-        need("tensorboard", "tensorboard=True")
-    if config.watch is not None and out is None:
-        raise ConfigError("what is watched needs a folder; give out as well")
-    micro_batch = check_value("micro_batch", micro_batch, int | None, ", 1 or more")
-    if micro_batch is not None and micro_batch < 1:
-        raise ConfigError(f"micro_batch {micro_batch} is not allowed; it must be 1 or more")
+    micro_batch = _check_options(config, out is not None, micro_batch, tensorboard)
     config, stop, folder = settle(config), stop or Stop(), None if out is None else Path(out)
     with ExitStack() as stack:
         world = stack.enter_context(open_world(device))
@@ -117,6 +106,25 @@ def train(
         bar.update(run.position, "training")
         train_together([run], place.data(config.data), reporter, stop)
         return _result(run, reporter)
+
+
+def _check_options(
+    config: TrainConfig, has_folder: bool, micro_batch: int | None, tensorboard: bool
+) -> int | None:
+    """Refuse what cannot be, before anything is opened; returns the micro-batch as a whole number."""
+    if not isinstance(config, TrainConfig):
+        kind = type(config).__name__
+        raise ConfigError(f"config is a {kind}; make a TrainConfig of it: make_train_config(model, data)")
+    if tensorboard and not has_folder:
+        raise ConfigError("TensorBoard events need a folder; give out as well")
+    if tensorboard:
+        need("tensorboard", "tensorboard=True")
+    if config.watch is not None and not has_folder:
+        raise ConfigError("what is watched needs a folder; give out as well")
+    checked: int | None = check_value("micro_batch", micro_batch, int | None, ", 1 or more")
+    if checked is not None and checked < 1:
+        raise ConfigError(f"micro_batch {checked} is not allowed; it must be 1 or more")
+    return checked
 
 
 def _discard(event: Event) -> None:
