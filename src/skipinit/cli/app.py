@@ -11,7 +11,10 @@ from tyro.extras import SubcommandApp
 from ..errors import ConfigError, need, unknown_name
 from . import convert, demo, nets, probe, reproduce, store, train
 
-_DESCRIPTION = "Build, probe, convert and train residual networks with or without batch norm."
+_DESCRIPTION = """Build, probe, convert and train residual networks with or without batch norm.
+
+To begin: skipinit demo, or skipinit probe wrn100_2 --scheme none.
+Flags and examples of a command: skipinit COMMAND --help."""
 _STORE = "Merge, export and import the results of sweeps."
 
 _COMMANDS = (
