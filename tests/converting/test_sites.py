@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import pickle
+import sys
 
 import pytest
 import torch
@@ -132,3 +135,50 @@ def test_a_model_that_adds_is_called_as_before():
     torch.testing.assert_close(exported.module()(X[:5]), model(X[:5]))
     with pytest.raises(SkipinitError, match=r"Loop scales its branch at the add, which torch.fx"):
         torch.fx.symbolic_trace(model)
+
+
+SOURCE = """
+from torch import nn
+from torch.nn import functional as F
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem, self.norm, self.layer, self.head = (
+            nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 8), nn.Linear(8, 3)
+        )
+
+    def forward(self, x):
+        x = self.stem(x)
+        x = x + F.gelu(self.layer(self.norm(x)))
+        return self.head(x)
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "lost"),
+    [
+        ("class Net", "# A comment.\n\nclass Net", False),
+        ("        x = self.stem(x)\n", "        x = 1 * x\n        x = self.stem(x)\n", True),
+        ("x = x + F.gelu(", "x = F.gelu(", True),
+    ],
+)
+def test_a_pickled_model_whose_source_was_edited_does_not_run_without_its_scalars(
+    old, new, lost, tmp_path, monkeypatch
+):
+    file = tmp_path / "module_of_test_sites.py"
+    file.write_text(SOURCE)
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module(file.stem)
+    model = convert(module.Net(), X, alpha=0.5).model
+    pickled, wanted = pickle.dumps(model), model(X)
+    file.write_text(SOURCE.replace(old, new))
+    importlib.reload(module)
+    loaded = pickle.loads(pickled)
+    assert loaded.state_dict().keys() == model.state_dict().keys()
+    if lost:
+        with pytest.raises(SkipinitError, match="Net: its forward is not the one that was converted"):
+            loaded(X)
+    else:
+        assert torch.equal(loaded(X), wanted)
+    monkeypatch.delitem(sys.modules, file.stem)

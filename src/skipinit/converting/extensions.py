@@ -159,11 +159,21 @@ class DroppedInput(nn.Module):
 
 def extend(module: nn.Module, extension: type[nn.Module], **fields: Any) -> None:
     """Change the class of a module to one derived from it and `extension`, and set these fields."""
-    kind: Any = type(module)
-    base, extensions = getattr(kind, "extended", (kind, ()))
+    base, extensions = _parts(type(module))
     module.__class__ = _extended_class(base, (extension, *extensions))
     for name, value in fields.items():
         setattr(module, name, value)
+
+
+def own_forward(module: nn.Module) -> Callable[..., Any]:
+    """The forward of the module's class, without its extensions."""
+    forward: Callable[..., Any] = _parts(type(module))[0].forward
+    return forward
+
+
+def _parts(kind: Any) -> tuple[Any, Any]:
+    """The class that was extended, and its extensions, the latest first."""
+    return getattr(kind, "extended", (kind, ()))
 
 
 @cache

@@ -12,9 +12,9 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from itertools import islice
 from types import CodeType, FrameType
 from typing import Any
+from zlib import crc32
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,7 @@ from torch.overrides import TorchFunctionMode
 from ..errors import SkipinitError
 from ..probing.adds import TracedAdd
 from ..probing.trace import Tracer
+from .extensions import own_forward
 
 # The names of torch's functions that add, and the positions of their two operands.
 _OPERANDS = {"index_add": (0, 3), "addcmul": (0, 2)}
@@ -72,16 +73,26 @@ def call_path(frame: FrameType | None) -> tuple[Path, nn.Module | None]:
         if home == _CHECKPOINT:
             path.append(_CHECKPOINT)
         elif not home.startswith(_NOT_THE_MODELS):
-            path.append(_place(frame.f_code, frame.f_lasti))
+            path.append(_places(frame.f_code)[frame.f_lasti // 2])
         frame = frame.f_back
     return tuple(path), None
 
 
 @cache
-def _place(code: CodeType, instruction: int) -> str:
-    """The line is relative to the function, so that edits above it in the file do not matter."""
-    line, _, column, _ = next(islice(code.co_positions(), instruction // 2, None))
-    return f"{code.co_qualname}:{(line or 0) - code.co_firstlineno}:{column}"
+def _places(code: CodeType) -> tuple[str, ...]:
+    """The place of each instruction. Lines are relative to the function: edits above it do not matter."""
+    return tuple(
+        f"{code.co_qualname}:{(line or 0) - code.co_firstlineno}:{column}"
+        for line, _, column, _ in code.co_positions()
+    )
+
+
+@cache
+def source_of(forward: Any) -> int:
+    """A number that changes with the places in a function, or in one that it wraps; 0 for compiled code."""
+    code, wrapped = getattr(forward, "__code__", None), getattr(forward, "__wrapped__", None)
+    number = 0 if code is None else crc32("\n".join(_places(code)).encode())
+    return number if wrapped is None else number ^ source_of(wrapped)
 
 
 class SiteFinder(TorchFunctionMode):
@@ -115,6 +126,8 @@ class ScaledAdds(nn.Module):
     branch_scales: nn.ModuleList
     branch_sites: dict[Path, dict[int, tuple[int, Site]]]
     """By path and hit: the number of the scale, and the site."""
+    branch_source: int
+    """That of the module's own forward, when the sites were found."""
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -123,6 +136,12 @@ class ScaledAdds(nn.Module):
             raise SkipinitError(
                 f"{type(self).__name__} scales its branch at the add, which torch.fx cannot trace; "
                 "use torch.export"
+            )
+        if source_of(own_forward(self)) != self.branch_source:
+            raise SkipinitError(
+                f"{type(self).__name__}: its forward is not the one that was converted, so its adds are not "
+                "where its scalars expect them (an edited source, or another version of Python); convert the "
+                "model again and load this one's state_dict"
             )
         with _Scaling(self):
             return super().forward(*args, **kwargs)

@@ -29,13 +29,14 @@ from .extensions import (
     DroppedInput,
     ScaledOutput,
     extend,
+    own_forward,
     scalar,
 )
 from .flow import WHOLE, Flow
 from .initialization import draw_weights
 from .plan import Plan, Selection, outwards
 from .removal import NormRemoval
-from .sites import ScaledAdds
+from .sites import ScaledAdds, source_of
 
 
 @dataclass
@@ -234,7 +235,7 @@ class Surgery:
             assert block.site is not None
             adder = self._adder(block)
             if not isinstance(adder, ScaledAdds):
-                extend(adder, ScaledAdds, branch_sites={})
+                extend(adder, ScaledAdds, branch_sites={}, branch_source=source_of(own_forward(adder)))
                 adder.branch_scales = nn.ModuleList().train(adder.training)
             assert isinstance(adder, ScaledAdds)
             numbers = scales.setdefault(block.add.module, {})
