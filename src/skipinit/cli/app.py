@@ -13,8 +13,8 @@ from . import convert, demo, nets, probe, reproduce, store, train
 
 _DESCRIPTION = """Build, probe, convert and train residual networks with or without batch norm.
 
-To begin: skipinit demo, or skipinit probe wrn100_2 --scheme none.
-Flags and examples of a command: skipinit COMMAND --help."""
+- Start with `skipinit demo`, or `skipinit probe wrn100_2 --scheme none`.
+- `skipinit COMMAND --help` explains the flags of a command."""
 _STORE = "Merge, export and import the results of sweeps."
 
 _COMMANDS = (
