@@ -12,7 +12,6 @@ from ..errors import ConfigError, need, unknown_name
 from . import convert, demo, nets, probe, reproduce, store, train
 
 _DESCRIPTION = """Build, probe, convert and train residual networks with or without batch norm.
-
 - Start with `skipinit demo`, or `skipinit probe wrn100_2 --scheme none`.
 - `skipinit COMMAND --help` explains the flags of a command."""
 _STORE = "Merge, export and import the results of sweeps."
