@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import BinaryIO
 
+import pytest
+
+from skipinit.errors import DataError
 from skipinit.files import write_whole
 
 
@@ -21,3 +25,15 @@ def test_a_path_that_is_written_twice_at_once_holds_one_of_the_two(tmp_path: Pat
     write_whole(path, write_first)
     assert path.read_bytes() == b"first writer"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("path", [".", "/", "", "..", "inside", "inside/."])
+def test_a_folder_is_no_file_to_write_even_without_a_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    (tmp_path / "inside").mkdir()
+    monkeypatch.chdir(tmp_path)
+    line = f"{Path(path)}: cannot be written (not a regular file); give another path"
+    with pytest.raises(DataError, match=f"^{re.escape(line)}$"):
+        write_whole(Path(path), lambda file: file.write(b"content"))
+    assert list(tmp_path.rglob("*")) == [tmp_path / "inside"]

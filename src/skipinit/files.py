@@ -27,10 +27,10 @@ def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
 
     Of several writers at once, in processes or threads, the last one's file remains.
     """
-    draft = path.with_name(f".{path.name}.{next(_drafts)}.{os.getpid()}")
     with _explained(path, "written"):
         if path.exists() and not path.is_file():  # root could replace a device such as /dev/null by a file
             raise DataError(f"{path}: cannot be written (not a regular file); give another path")
+        draft = path.with_name(f".{path.name}.{next(_drafts)}.{os.getpid()}")
         path.parent.mkdir(parents=True, exist_ok=True)
         _clear_drafts(path)
         try:
