@@ -16,6 +16,7 @@ from skipinit.notation import (
     read_seconds,
     read_shape,
     read_value,
+    value_text,
 )
 
 
@@ -54,6 +55,23 @@ def test_other_text_is_no_number(text: str) -> None:
 def test_a_value_becomes_the_first_type_that_fits(value: object, hint: object, read: object) -> None:
     found = read_value("option", value, hint)
     assert (found, type(found), str(found)) == (read, type(read), str(read))
+    assert read_value("option", value_text(read), hint) == read, "it can be given as it is printed"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "none"),
+        (True, "true"),
+        (False, "false"),
+        ((1, 2), "1+2"),
+        ([3], "3"),
+        (0.25, "0.25"),
+        ("a", "a"),
+    ],
+)
+def test_a_value_is_printed_as_it_is_given(value: object, text: str) -> None:
+    assert value_text(value) == text
 
 
 @pytest.mark.parametrize(

@@ -139,6 +139,13 @@ def check_seed(name: str, seed: object) -> int:
     return seed
 
 
+def value_text(value: object) -> str:
+    """The value of an option as it can be given: none, true, 1+2."""
+    if value is None or isinstance(value, bool):
+        return str(value).lower()
+    return "+".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
 def rate_text(lr: float) -> str:
     """A learning rate as the paper writes it, such as 2^-2 for a power of two."""
     mantissa, exponent = math.frexp(lr)

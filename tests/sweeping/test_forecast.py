@@ -261,6 +261,18 @@ def test_the_command_says_packs_and_time(
     assert not (tmp_path / "out").exists()
 
 
+def test_values_are_shown_as_they_are_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(forecasting, "measure_run", lambda config, device: Step(0.01))
+    command = ["sweep", "wrn10_1", "--data", "digits", "--lr", "1", "--scheme", "fixup", "--device", "cpu"]
+    command += ["--out", str(tmp_path / "out"), "--augment", "true,false", "--fixup-components", "1+2,3"]
+    assert main([*command, "--dry-run"]) == 0
+    printed = capsys.readouterr().out
+    assert "  augment: true, false\n" in printed
+    assert "  fixup_components: 1+2, 3\n" in printed
+
+
 def test_the_command_says_what_is_there_already(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -20,7 +20,7 @@ from rich.text import Text
 
 from ..config import ModelConfig, option_types
 from ..errors import ConfigError, printable
-from ..notation import count_text, duration_text, rate_text
+from ..notation import count_text, duration_text, rate_text, value_text
 from ..probing.rendering import align
 from ..sweeping.exchange import Merged, export_results, merge_sweep
 from ..sweeping.exchange import merge as merge_into
@@ -290,7 +290,7 @@ def _shown_axes(rows: Sequence[Row]) -> list[str]:
 
 
 def _axes(row: Row, names: Iterable[str]) -> list[str]:
-    return [rate_text(row[name]) if name == "lr" else printable(str(row[name])) for name in names]
+    return [rate_text(row[name]) if name == "lr" else printable(value_text(row[name])) for name in names]
 
 
 def in_columns(header: Sequence[str], body: Iterable[Sequence[str]]) -> str:

@@ -16,7 +16,7 @@ from ..config import ModelConfig, TrainConfig
 from ..data.catalog import describe
 from ..errors import ConfigError
 from ..files import check_folder
-from ..notation import bytes_text, count_text, duration_text, read_seconds
+from ..notation import bytes_text, count_text, duration_text, read_seconds, value_text
 from ..sweeping.grid import Grid, PackKey, expand, flatten, read_grid
 from ..training.protocol import identity, make_train_config
 from ..training.records import TrainResult
@@ -189,7 +189,7 @@ def _print_plan(grid: Grid, out: Path, device: str, pack_size: int | None, as_js
     for name in rows[0]:
         values = list(dict.fromkeys(row[name] for row in rows))
         if len(values) > 1:
-            print(f"  {name}: {', '.join(map(str, values))}")
+            print(f"  {name}: {', '.join(map(value_text, values))}")
     _print_packs(plan)
 
 
