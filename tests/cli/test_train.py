@@ -274,6 +274,8 @@ def test_another_run_in_the_folder_is_refused(cli: Cli, trained: Path) -> None:
     code, _, err = cli("train", *_SMALL, "--scheme", "batchnorm", "--out", trained, "--seed", 1)
     assert code == 2
     assert err == f"skipinit: {trained} holds another run: its seed is 0, not 1; choose another folder\n"
+    _, _, err = cli("train", *_SMALL, "--scheme", "batchnorm", "--out", trained, "--ghost-batch", 32)
+    assert "its ghost_batch is none, not 32; choose another folder" in err
 
 
 def test_help_explains_every_flag_without_importing_torch() -> None:

@@ -21,7 +21,7 @@ from ..callbacks.writers import CsvWriter
 from ..config import TrainConfig, to_dict
 from ..errors import ConfigError, DataError, SkipinitError, need, one_line, system_errors_explained
 from ..files import append_whole, write_whole
-from ..notation import check_value
+from ..notation import check_value, value_text
 from ..training.checkpoint import Checkpoints, restore_run, restoring
 from ..training.control import Bar, Stop, say_once, steps_bar, stopped_by_signals
 from ..training.loop import train_together
@@ -197,9 +197,8 @@ def _refuse_other(folder: Path, store: Store, config: TrainConfig) -> None:
         return
     theirs, ours = _flat(to_dict(trials[0].config)), _flat(to_dict(config))
     name = next(name for name in ours if ours[name] != theirs[name])
-    raise ConfigError(
-        f"{folder} holds another run: its {name} is {theirs[name]}, not {ours[name]}; choose another folder"
-    )
+    there, here = value_text(theirs[name]), value_text(ours[name])
+    raise ConfigError(f"{folder} holds another run: its {name} is {there}, not {here}; choose another folder")
 
 
 def _flat(nested: dict[str, Any]) -> dict[str, Any]:
