@@ -55,6 +55,15 @@ class DroppedLayer(Gated):
         return x + self.branch(x) / 0.5
 
 
+class WithGradients(Gated):
+    """Writes into the branch where no gradient needs it."""
+
+    def forward(self, x):
+        if torch.is_grad_enabled():
+            return x + self.branch(x)
+        return self.branch(x).add_(x)
+
+
 def net(block, depth=3):
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(6, 6), *(block() for _ in range(depth)), nn.Linear(6, 4))
@@ -69,6 +78,17 @@ def test_branches_start_at_zero_in_training_and_in_evaluation(block):
         torch.testing.assert_close(converted.train()(X), head(stem(X)))
         assert not any(row.branch_share for row in probe(converted, X).rows)
     torch.testing.assert_close(converted.eval()(X), head(stem(X)))
+
+
+@pytest.mark.parametrize("gradients", [True, False])
+@pytest.mark.parametrize("training", [True, False])
+def test_the_scalar_is_the_same_with_and_without_gradients(training, gradients):
+    converted = convert(net(WithGradients, depth=1), X, alpha=0.5, strict=True).model.train(training)
+    stem, block, head = converted
+    with torch.set_grad_enabled(gradients):
+        x = stem(X)
+        branch = torch.sigmoid(block.gate(x)) * block.layer(x)
+        torch.testing.assert_close(converted(X), head(x + 0.5 * branch))
 
 
 @pytest.mark.parametrize("training", [True, False])

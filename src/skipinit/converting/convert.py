@@ -99,7 +99,7 @@ def convert(
     prepared = copy_model(model)
     if not keep_function:
         _disable_inplace(prepared)
-    flow = find_flow(prepared, inputs, selection.norms)
+    flow = find_flow(copy_model(prepared), inputs, selection.norms)  # A model may keep what it computed.
     _check_flow(prepared, flow, selection, plan)
     before, expected = flow.report, list[Tensor]()
     if keep_function:

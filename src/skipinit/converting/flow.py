@@ -155,7 +155,8 @@ def _sites(
         finders.append(SiteFinder(tracer))
         return finders[-1]
 
-    with traced(model, inputs, mode, statistics, around=watch) as (tracer, output):
+    # A forward may take other lines where gradients are on, as they are in training.
+    with traced(model, inputs, mode, statistics, mode == "training", watch) as (tracer, output):
         yield tracer, finders[0], output
 
 
