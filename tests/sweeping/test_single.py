@@ -199,7 +199,7 @@ def test_what_the_caller_has_set_in_torch_changes_no_number(
         ({"lr": 0.05}, "its lr is 0.025, not 0.05"),
         ({"seed": 1}, "its seed is 0, not 1"),
         ({"epochs": 2}, "its epochs is 1, not 2"),
-        ({"model": replace(_CONFIG.model, scheme="none")}, "its model.scheme is skipinit, not none"),
+        ({"model": replace(_CONFIG.model, scheme="none")}, "its scheme is skipinit, not none"),
     ],
 )
 def test_another_run_is_refused_by_the_field_that_differs(

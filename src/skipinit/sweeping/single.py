@@ -40,6 +40,7 @@ from ..training.records import (
 from ..training.run import Run
 from ..training.world import World, open_world
 from .dispatch import Keeper
+from .grid import flatten
 from .store import FILE, RUN_CONFIG, Store, Writer, open_store, open_writer
 from .trainer import Reporter, Workplace
 
@@ -195,16 +196,10 @@ def _refuse_other(folder: Path, store: Store, config: TrainConfig) -> None:
         raise ConfigError(f"{folder} holds a sweep of {len(trials)} trials; choose another folder")
     if not trials or trials[0].id == identity(config):
         return
-    theirs, ours = _flat(to_dict(trials[0].config)), _flat(to_dict(config))
+    theirs, ours = flatten(trials[0].config), flatten(config)
     name = next(name for name in ours if ours[name] != theirs[name])
     there, here = value_text(theirs[name]), value_text(ours[name])
     raise ConfigError(f"{folder} holds another run: its {name} is {there}, not {here}; choose another folder")
-
-
-def _flat(nested: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a config and of the model in it, by dotted name."""
-    model = {f"model.{name}": value for name, value in nested["model"].items()}
-    return model | {name: value for name, value in nested.items() if name != "model"}
 
 
 @contextmanager
