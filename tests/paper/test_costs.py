@@ -77,6 +77,14 @@ def test_costs_are_those_of_the_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(found["table7"]) == ["smoke", "quick", "paper"], "what it says takes more than one epoch"
 
 
+def test_a_preset_is_timed_at_its_own_precision() -> None:
+    """A CPU computes in bfloat16, too: half as long with AVX-512, longer where it is emulated."""
+    seconds = {"float32": 1.0, "tf32": 1.0, "bfloat16": 10.0}
+    alike, apart = (estimate_costs(CPU, timed) for timed in (lambda precision: 1.0, seconds.__getitem__))
+    for preset, ratio in (("quick", 1), ("brief", 10), ("reduced", 10), ("paper", 1)):
+        assert apart["table1"][preset] == pytest.approx(ratio * alike["table1"][preset], rel=1e-3)
+
+
 H200_STEP = 5.45e-3
 """Seconds of the timed step on an idle H200."""
 

@@ -79,9 +79,7 @@ def estimate_costs(device: torch.device, measure: Measure | None = None) -> dict
 
     @cache
     def epoch(config: TrainConfig) -> float:
-        # The CPU computes in float32 alone.
-        precision = config.precision if device.type == "cuda" else "float32"
-        step = Step(estimate_step(config, timed(precision), device.type))
+        step = Step(estimate_step(config, timed(config.precision), device.type))
         return max(epoch_seconds(config, step), decoding_seconds(config.data))
 
     def cost(exhibits: Iterable[Exhibit], preset: Preset) -> float:
