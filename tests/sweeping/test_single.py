@@ -257,7 +257,7 @@ def test_a_checkpoint_of_other_data_or_another_model_is_not_taken_for_a_damaged_
     config = make_train_config(ModelConfig("shrinking:make"), file, batch_size=100, epochs=3)
     assert _train(config, tmp_path / "run", stop=StopAfter(2)).state == "stopped"
     for images, width, more, why in [
-        (300, 1, "", rf"the checkpoint has 1 batches per epoch, {file} has 3"),
+        (300, 1, "", rf"batches per epoch: 1 in the checkpoint, 3 in {file}"),
         (100, 12, "", r"1.weight has shape \(1, 64\) in the checkpoint, \(12, 64\) in the model"),
         (100, 1, ", bias=False", r"only the checkpoint has 1.bias"),
     ]:
@@ -423,6 +423,25 @@ def test_a_checkpoint_from_a_gpu_can_be_measured_and_exported_here(finished: Pat
     torch.save(saved, path)
     assert evaluate(folder, device="cpu") == evaluate(finished, device="cpu")
     export(folder, tmp_path / "exported")
+
+
+@pytest.mark.parametrize("scheme", ["skipinit", "regularized-skipinit"])
+def test_a_run_from_a_gpu_goes_on_here_unless_it_draws_random_numbers(tmp_path: Path, scheme: str) -> None:
+    """Of the two only `regularized-skipinit` has dropout."""
+    config = replace(_CONFIG, model=ModelConfig("wrn10_1", scheme, in_channels=1))
+    _train(config, tmp_path, stop=_AtOnce())
+    saved = torch.load(checkpoint(tmp_path), weights_only=True)
+    saved["run"]["generator"] = {"device": "cuda", "state": torch.zeros(16, dtype=torch.uint8)}
+    torch.save(saved, checkpoint(tmp_path))
+    if scheme == "skipinit":
+        assert _train(config, tmp_path).state == "finished"
+        return
+    words = (
+        "this run has dropout and was started on cuda; cpu cannot continue its random numbers: use --device"
+    )
+    with pytest.raises(ConfigError, match=words):
+        _train(config, tmp_path)
+    assert torch.load(checkpoint(tmp_path), weights_only=True)["run"]["step"] == saved["run"]["step"]
 
 
 def test_a_run_that_diverges_is_a_result_and_not_repeated(tmp_path: Path) -> None:

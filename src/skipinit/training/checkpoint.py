@@ -48,11 +48,9 @@ def restore_run(run: Run, state: RunState) -> None:
             f"this run has {what} and was started on {device}; {here} cannot continue its random numbers: "
             f"use --device {device}"
         )
-    if len(state["losses"]) != len(run.losses):
-        raise DataError(
-            f"the checkpoint has {len(state['losses'])} batches per epoch, {run.config.data} has "
-            f"{len(run.losses)}"
-        )
+    kept, now = len(state["losses"]), len(run.losses)
+    if kept != now:
+        raise DataError(f"batches per epoch: {kept} in the checkpoint, {now} in {run.config.data}")
     restore_network(run.model, state)
     _copy(state["momentum"], momentum_buffers(run.model, run.optimizer))
     run.step.fill_(state["step"])
