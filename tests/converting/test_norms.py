@@ -119,6 +119,22 @@ def test_writes_into_the_output_of_a_norm_are_counted_without_its_values():
     assert all(call.output.untyped_storage().nbytes() == 0 for call in calls.values())
 
 
+class Mapped(nn.Module):
+    """Its branch runs for one example at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.layer = nn.LayerNorm(6), nn.Linear(6, 6)
+
+    def forward(self, x):
+        return x + torch.func.vmap(lambda example: self.layer(self.norm(example)).tanh())(x)
+
+
+def test_a_norm_inside_of_vmap_is_removed():
+    block, head = model = convert(nn.Sequential(Mapped(), nn.Linear(6, 3)), X, alpha=0.5, strict=True).model
+    torch.testing.assert_close(model(X), head(X + 0.5 * block.layer(X).tanh()))
+
+
 class InputNorm(nn.Module):
     """Standardizes by constants."""
 

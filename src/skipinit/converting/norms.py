@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -122,8 +122,8 @@ def norm_calls(model: nn.Module) -> Iterator[dict[str, NormCall]]:
     def keep(name: str, given: tuple[Any, ...], output: Any) -> None:
         if (tensor := next(tensors_in(output), None)) is not None:
             counter = tensor.detach()
-            if not tensor.is_nested:
-                counter.data = tensor.new_empty(0)  # The values need not stay in memory.
+            with suppress(RuntimeError):  # Values stay in memory if nested or in vmap; others need not.
+                counter.data = tensor.new_empty(0)
             alone = isinstance(output, Tensor) and sum(1 for _ in tensors_in(given)) == 1
             calls[name] = NormCall(counter, tensor._version, alone)
 
