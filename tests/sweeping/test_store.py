@@ -89,7 +89,8 @@ def test_what_was_cut_off_waits_again_and_keeps_its_epochs(tmp_path: Path) -> No
     with open_writer(tmp_path) as writer:
         trial = writer.trial(id)
         assert trial is not None
-        assert (trial.state, trial.epochs_done) == ("pending", 2)
+        assert trial.last is not None
+        assert (trial.state, trial.last.epoch) == ("pending", 2)
         writer.start(id, HERE, classes=10, curve=[measured(1)])  # where its checkpoint stands
         assert writer.curve(id) == [measured(1)]
 
