@@ -107,7 +107,7 @@ def _interrupted(line: Sequence[tuple[float, float]], breaks: Sequence[int]) -> 
             ((x, y),) = piece
             piece = [(x - 0.25, y), (x + 0.25, y)]
         points += [*piece, (math.nan, math.nan)]
-    return points
+    return points[:-1]
 
 
 def _whole_numbers() -> MaxNLocator:
