@@ -25,6 +25,8 @@ EXPLODING_FROM = 1.2
 """Growth per block from which depth is limited: 1.2^100 is 10^8. From its inverse on the signal vanishes."""
 BEYOND_USE = 100.0
 """An exponential change by more than this factor in all limits depth, however slow, in whichever stage."""
+_FAR_BELOW = 10.0
+"""The factor from which on it is said why a network is below the theory's mean."""
 
 
 @dataclass(frozen=True)
@@ -144,9 +146,13 @@ def _say_theory(prediction: Prediction | None, rows: Sequence[ProbeRow]) -> str:
     if prediction is None:
         return "The paper's theory makes no prediction for these blocks."
     last, skip, share = rows[-1], prediction.skip[-1], percent(prediction.share[-1])
+    # Factors multiply from block to block: a few networks that are far above the others make the mean.
+    far = skip > _FAR_BELOW * last.skip_variance
+    note = " Narrow networks are typically far below this mean." if far else ""
     return (
-        f"Theory ({prediction.law}; He's weights): the last block's skip variance is {skip:.3g}, its branch "
-        f"share {share}; measured {last.skip_variance:.3g} and {percent(last.branch_share)}."
+        f"Theory ({prediction.law}; the mean over He's weights): the last block's skip variance is "
+        f"{skip:.3g}, its branch share {share}; measured {last.skip_variance:.3g} and "
+        f"{percent(last.branch_share)}.{note}"
     )
 
 
