@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
 import pytest
 
 from skipinit.errors import DataError
-from skipinit.files import write_whole
+from skipinit.files import check_folder, make_folder, write_whole
 
 
 def test_a_path_that_is_written_twice_at_once_holds_one_of_the_two(tmp_path: Path) -> None:
@@ -37,3 +38,18 @@ def test_a_folder_is_no_file_to_write_even_without_a_name(
     with pytest.raises(DataError, match=f"^{re.escape(line)}$"):
         write_whole(Path(path), lambda file: file.write(b"content"))
     assert list(tmp_path.rglob("*")) == [tmp_path / "inside"]
+
+
+@pytest.mark.parametrize(
+    "use", [check_folder, make_folder, lambda path: write_whole(path / "file", lambda file: file.write(b""))]
+)
+def test_no_folder_is_named_as_the_home_of_shells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, use: Callable[[Path], object]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/ada")
+    line = "~/runs: cannot be made (nothing expands ~ here); give /home/ada/runs"
+    with pytest.raises(DataError, match=f"^{re.escape(line)}$"):
+        use(Path("~/runs"))
+    assert not list(tmp_path.iterdir())
+    use(tmp_path / "~backup")

@@ -31,7 +31,7 @@ def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
         if path.exists() and not path.is_file():  # root could replace a device such as /dev/null by a file
             raise DataError(f"{path}: cannot be written (not a regular file); give another path")
         draft = path.with_name(f".{path.name}.{next(_drafts)}.{os.getpid()}")
-        path.parent.mkdir(parents=True, exist_ok=True)
+        _make(path.parent)
         _clear_drafts(path)
         try:
             with open(draft, "wb") as file:
@@ -83,11 +83,24 @@ def append_whole(path: Path, line: bytes) -> None:
 def make_folder(path: Path) -> None:
     """Make a folder and its parents."""
     with _explained(path, "made"):
-        path.mkdir(parents=True, exist_ok=True)
+        _make(path)
+
+
+def _make(folder: Path) -> None:
+    _refuse_tilde(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+
+
+def _refuse_tilde(path: Path) -> None:
+    """Shells do not expand `--out=~/runs`, and nobody likes to remove a folder that is named `~`."""
+    if path.parts[:1] == ("~",):
+        expanded = Path.home().joinpath(*path.parts[1:])
+        raise DataError(f"{path}: cannot be made (nothing expands ~ here); give {expanded}")
 
 
 def check_folder(path: Path) -> None:
     """Raise DataError, before any work is done, if the folder cannot be made or written."""
+    _refuse_tilde(path)
     present = next(place for place in (path, *path.absolute().parents) if os.path.lexists(place))
     if not present.is_dir():
         raise DataError(f"{path}: cannot be made ({present} is not a folder); give another path")

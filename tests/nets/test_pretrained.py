@@ -202,8 +202,8 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str, str]] = {
     "config nested too deep": (write(CONFIG, b"[" * 200_000), CONFIG, "damaged"),
     "config cut": (cut(CONFIG, 0.5), CONFIG, "damaged"),
     "config is not text": (write(CONFIG, b"\xff\xfe\x00"), CONFIG, "damaged"),
-    "config of another tool": (write(CONFIG, FOREIGN), CONFIG, "not written by skipinit"),
-    "config is a list": (write(CONFIG, b"[1, 2]"), CONFIG, "not written by skipinit"),
+    "config of another tool": (write(CONFIG, FOREIGN), CONFIG, "give a folder that save_pretrained or"),
+    "config is a list": (write(CONFIG, b"[1, 2]"), CONFIG, "give a folder that save_pretrained or"),
     "config of another version": (
         edit(lambda content: content.update(format="skipinit-model-99")), CONFIG, "skipinit-model-1"),
     "config of no kind": (edit(lambda content: content.pop("kind")), CONFIG, "kind"),

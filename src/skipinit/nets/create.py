@@ -276,7 +276,10 @@ def _read_content(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:  # the latter for JSON that is nested too deep
         raise DataError(f"{path}: is not JSON, the file is damaged; {error}") from error
     if not isinstance(content, dict) or content.get("format") != _FORMAT:
-        raise DataError(f"{path}: was not written by skipinit; it does not say format {_FORMAT}")
+        raise DataError(
+            f"{path}: does not say format {_FORMAT}; give a folder that save_pretrained or `skipinit export` "
+            "wrote"
+        )
     return content
 
 
