@@ -225,10 +225,21 @@ def split_paths(a: Node, b: Node, along_skips: bool = False) -> tuple[list[Node]
     return only[1][::-1], only[2][::-1], fork
 
 
-def restored_by(add: Node) -> Node | None:
-    """What a sum restores: b in a + (b - a), as quantizers write it to pass gradients straight through."""
+def note_difference(node: Node, operation: str) -> None:
+    """Note what a difference takes from what, and that a + (b - a) passes b on.
+
+    Quantizers write such sums to pass gradients straight through.
+    """
+    if operation == "sub":
+        node.difference = node.parents[0], node.parents[1]
+    elif operation == "add" and (restored := _restored_by(node)) is not None:
+        node.kind, node.parents = Kind.PASS, (restored,)
+
+
+def _restored_by(add: Node) -> Node | None:
+    """What a sum of two restores: b in a + (b - a)."""
     for total in add.parents:
-        if total.difference is not None and len(add.parents) == 2:
+        if total.difference is not None:
             first, taken = total.difference
             if taken in add.parents and dict(add.parts).get(taken) == dict(total.parts).get(taken):
                 return first

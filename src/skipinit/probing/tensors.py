@@ -46,6 +46,22 @@ class Operand:
         return self.tensor if self.factor is None else self.tensor * self.factor
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class OperatorCall:
+    """One call of an operation, and what is known about the tensors that it reads."""
+
+    function: Any
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    operation: str
+    """The name."""
+    tensors: Sequence[Tensor]
+    storages: Sequence[Any]
+    infos: Sequence[TensorInfo | None]
+    data: Sequence[TensorInfo | None]
+    """Those of `infos` that the batch has a part in; None in place of the others."""
+
+
 class _NoStorage:
     """Stands for the storage of a tensor that has no single one, such as a sparse tensor."""
 
@@ -91,12 +107,10 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
         yield from tensors_in([getattr(value, field.name, None) for field in fields(value)])
 
 
-def written_by(
-    function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any, storages: Sequence[Any]
-) -> list[Tensor]:
+def written_by(call: OperatorCall, result: Any) -> list[Tensor]:
     """The tensors whose storage the operation wrote: new results, mutated inputs, those given as `out=`."""
-    new = [out for out in tensors_in(result) if storage_of(out) not in storages]
-    given, mutable = (*enumerate(args), *kwargs.items()), mutable_arguments(function)
+    new = [out for out in tensors_in(result) if storage_of(out) not in call.storages]
+    given, mutable = (*enumerate(call.args), *call.kwargs.items()), mutable_arguments(call.function)
     mutated = tensors_in([value for place, value in given if place in mutable])
     return [tensor for tensor in (*new, *mutated) if not isinstance(storage_of(tensor), _NoStorage)]
 
@@ -168,11 +182,9 @@ def _parts_of(origin: Node, node: Node) -> list[Part | None]:
     return [part for parent, part in node.parts if parent is origin] or [None]
 
 
-def parts_read(
-    tensors: Sequence[Tensor], storages: Sequence[Any], infos: Sequence[TensorInfo | None]
-) -> tuple[tuple[Node, Part], ...]:
-    """Of which operands an operation used only a part of the storage, and which part."""
-    read = zip(tensors, storages, infos, strict=True)
+def parts_read(call: OperatorCall) -> tuple[tuple[Node, Part], ...]:
+    """Of which operands from data an operation used only a part of the storage, and which part."""
+    read = zip(call.tensors, call.storages, call.data, strict=True)
     parts = ((info.node, part_of(tensor, storage)) for tensor, storage, info in read if info is not None)
     return tuple((node, part) for node, part in parts if part is not None)
 
@@ -216,19 +228,17 @@ class StackedPairs:
 # that keep the number of axes.
 
 
-def channels_of(
-    operation: str, out: Tensor, tensors: Sequence[Tensor], infos: Sequence[TensorInfo | None]
-) -> tuple[int, int] | None:
+def channels_of(call: OperatorCall, out: Tensor) -> tuple[int, int] | None:
     """Stride and size of the channel axis of a result: from the layer that computed it, or from its input."""
     axis: int | None = None
     if out.dim() < 2:
         return None
-    if operation in CHANNELS_SECOND:
+    if call.operation in CHANNELS_SECOND:
         axis = 1
-    elif operation in CHANNELS_LAST:
+    elif call.operation in CHANNELS_LAST:
         axis = out.dim() - 1
     else:
-        for tensor, info in zip(tensors, infos, strict=True):
+        for tensor, info in zip(call.tensors, call.data, strict=True):
             if info is not None and tensor.dim() == out.dim():
                 axis = _find_axis(tensor, info)
                 break

@@ -28,12 +28,13 @@ from .operations import (
     is_factory,
     kind_of,
     mutable_arguments,
+    note_difference,
     operation_of,
-    restored_by,
     terms_of,
 )
 from .tensors import (
     Operand,
+    OperatorCall,
     StackedPairs,
     TensorInfo,
     cast_of,
@@ -107,9 +108,24 @@ class Tracer(TorchDispatchMode):
     ) -> Any:
         """Run one operation and add it to the graph."""
         kwargs = kwargs or {}
+        call = self._read(function, args, kwargs)
+        if call is None or (node := self._add_node(call)) is None:
+            return function(*args, **kwargs)
+        add = self._find_add(node, call) if node.layered else None
+        result = function(*args, **kwargs)
+        info = TensorInfo(node)
+        self._record(info, call, result)
+        if add is not None:
+            if self.statistics is not None:
+                add.output_statistics = self.statistics.measure(result, channel_axis(result, info), info)
+            self.adds.append(add)
+        return result
+
+    def _read(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OperatorCall | None:
+        """What the operation reads; None if it takes a tensor for its shape alone."""
         operation = operation_of(function, args)
         if is_factory(operation):
-            return function(*args, **kwargs)
+            return None
         # A keyword that is written, `out=`, is not read: what it held before is no operand.
         read = [value for name, value in kwargs.items() if name not in mutable_arguments(function)]
         tensors = list(tensors_in((*args, *read)))
@@ -119,53 +135,39 @@ class Tracer(TorchDispatchMode):
             for tensor, storage in zip(tensors, storages, strict=True)
         ]
         data = [info if info is not None and info.node.from_data else None for info in infos]
+        return OperatorCall(function, args, kwargs, operation, tensors, storages, infos, data)
+
+    def _add_node(self, call: OperatorCall) -> Node | None:
+        """Add the operation to the graph; None if neither data nor parameters have a part in it."""
+        operation, data = call.operation, call.data
         parents = tuple(dict.fromkeys(info.node for info in data if info is not None))
-        known = [info.node for info in infos if info is not None]
-        learned = tuple(
-            name
-            for storage, info in zip(storages, data, strict=True)
-            if info is None
-            for name in self._parameters_in(storage)
-        )
+        without_data = [storage for storage, info in zip(call.storages, data, strict=True) if info is None]
+        learned = tuple(name for storage in without_data for name in self._parameters_in(storage))
         if not (parents or learned):
-            return function(*args, **kwargs)
+            return None
         operands = sum(info is not None for info in data) if parents else 1
         nodes = [None if info is None else info.node for info in data]
-        kind = written_kind(operation, tensors, nodes) or kind_of(operation, operands, bool(learned))
-        sources = self._sources(kind, parents, tensors, infos)
+        kind = written_kind(operation, call.tensors, nodes) or kind_of(operation, operands, bool(learned))
+        sources = self._sources(kind, parents, call.tensors, call.infos)
         node = self._node(kind, parents, learned)
         node.sources = sources
-        node.parts = parts_read(tensors, storages, data)
-        node.constant = constant_of(operation, args) if kind is Kind.SCALE else 1.0
-        node.over_batch = kind is Kind.NORM and normalizes_over_batch(operation, tensors)
-        if len(parents) == 2 and kwargs.get("alpha", 1) == 1:
-            if operation == "sub":
-                node.difference = parents[0], parents[1]
-            elif operation == "add" and (restored := restored_by(node)) is not None:
-                node.kind, node.parents = Kind.PASS, (restored,)
-        if operation in ("mul", "addcmul", "lerp") and (gate := gating_add(parents, self.adds)) is not None:
-            self.adds.remove(gate)
-            self.rejected["it only gates what its skip projects"] += 1
+        node.parts = parts_read(call)
+        node.constant = constant_of(operation, call.args) if kind is Kind.SCALE else 1.0
+        node.over_batch = kind is Kind.NORM and normalizes_over_batch(operation, call.tensors)
         if parents:
             self.operations += 1
-            node.fan_in = fan_in_of(operation, args, known) if kind is Kind.LINEAR else None
-            self._measure_input(node, operation, tensors, data)
+            known = [info.node for info in call.infos if info is not None]
+            node.fan_in = fan_in_of(operation, call.args, known) if kind is Kind.LINEAR else None
+            if len(parents) == 2 and call.kwargs.get("alpha", 1) == 1:
+                note_difference(node, operation)
+            if operation in ("mul", "addcmul", "lerp") and (gate := gating_add(parents, self.adds)):
+                self.adds.remove(gate)
+                self.rejected["it only gates what its skip projects"] += 1
+            self._measure_input(node, call)
         else:
             node.from_data = False
-            node.layered = kind is Kind.LINEAR or any(source.layered for source in node.sources)
-        add = self._find_add(node, operation, args, kwargs) if node.layered else None
-        result = function(*args, **kwargs)
-        info = TensorInfo(node)
-        if written := written_by(function, args, kwargs, result, storages):  # Otherwise the result is a view.
-            info.channels = channels_of(operation, written[0], tensors, data)
-            self._record(info, written, Kind.INDEX if operation in COMPARISONS else Kind.CHOICE)
-            if operation == "stack" and len(tensors) == 2:
-                self._stacks.add(args, written[0], infos)
-        if add is not None:
-            if self.statistics is not None:
-                add.output_statistics = self.statistics.measure(result, channel_axis(result, info), info)
-            self.adds.append(add)
-        return result
+            node.layered = kind is Kind.LINEAR or any(source.layered for source in sources)
+        return node
 
     @property
     def call(self) -> int:
@@ -220,12 +222,16 @@ class Tracer(TorchDispatchMode):
         cast = self._node(Kind.PASS, (), names)
         cast.sources = sources
         cast.from_data = cast.layered = False
-        self._infos[storage] = TensorInfo(cast)
-        return self._infos[storage]
+        info = self._infos[storage] = TensorInfo(cast)
+        return info
 
-    def _record(self, info: TensorInfo, written: Sequence[Tensor], numbers: Kind) -> None:
-        """Keep what is known about the results; whole numbers among them are of the kind `numbers`."""
-        node = info.node
+    def _record(self, info: TensorInfo, call: OperatorCall, result: Any) -> None:
+        """Keep what is known about the tensors that the operation wrote; if none, the result is a view."""
+        if not (written := written_by(call, result)):
+            return
+        node, operation = info.node, call.operation
+        info.channels = channels_of(call, written[0])
+        numbers = Kind.INDEX if operation in COMPARISONS else Kind.CHOICE
         for parent in node.parents:
             if parent.kind is Kind.RESIDUAL:
                 parent.consumers += ((node.kind, node.module),)
@@ -234,26 +240,26 @@ class Tracer(TorchDispatchMode):
                 continue  # A mask carries no signal.
             chosen = node.parents and not is_signal(tensor)
             self._infos[storage_of(tensor)] = TensorInfo(self._node(numbers, (node,))) if chosen else info
+        if operation == "stack" and len(call.tensors) == 2:
+            self._stacks.add(call.args, written[0], call.infos)
 
     def _parameters_in(self, storage: Any) -> tuple[str, ...]:
         """The parameters that a storage without data holds, or that its contents were computed from."""
         info = self._infos.get(storage)
         return self._modules.parameters_in(storage) if info is None else info.node.parameters
 
-    def _find_add(
-        self, node: Node, operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> TracedAdd | None:
+    def _find_add(self, node: Node, call: OperatorCall) -> TracedAdd | None:
         """If this is a residual add, measure its operands before they can change."""
-        if operation not in ADDITIONS and self._stacks.summed_by(operation, args) is None:
+        if call.operation not in ADDITIONS and self._stacks.summed_by(call.operation, call.args) is None:
             return None
-        found = self._read_add(node, operation, args, kwargs)
+        found = self._read_add(node, call)
         if isinstance(found, str):
             self.rejected[found] += 1
             return None
         paths, skip, branch = found
         node.kind, node.stream = Kind.RESIDUAL, skip.info.node
         shape = tuple(skip.tensor.shape)
-        add = TracedAdd(node, operation, shape, paths, skip.info.node, branch.info.node)
+        add = TracedAdd(node, call.operation, shape, paths, skip.info.node, branch.info.node)
         if self.statistics is not None:
             axis = channel_axis(skip.tensor, skip.info, branch.info)
             add.skip_statistics = self.statistics.measure(skip.value(), axis, skip.info)
@@ -262,34 +268,30 @@ class Tracer(TorchDispatchMode):
                 add.branch.input_statistics = self.statistics.measure(branch.tensor, axis)
         return add
 
-    def _read_add(
-        self, node: Node, operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Paths, Operand, Operand] | str:
+    def _read_add(self, node: Node, call: OperatorCall) -> tuple[Paths, Operand, Operand] | str:
         """The paths of a residual add, its skip and its branch; or why the addition is none."""
         if isinstance(self._modules.running.module, (nn.RNNBase, nn.RNNCellBase)):
             # They slice one product over all steps, so each step looks like the identity of the last.
             return _RECURRENT
         if node.kind is Kind.PASS:
             return "it adds what was taken away before: x + (f(x) - x)"
-        if isinstance(operands := self._operands(operation, args, kwargs), str):
+        if isinstance(operands := self._operands(call), str):
             return operands
         if isinstance(paths := classify(operands[0].info.node, operands[1].info.node, node.call), str):
             return paths
         skip, branch = operands[paths.skip_operand], operands[1 - paths.skip_operand]
-        if operation == "sub" and paths.skip_operand == 1:
+        if call.operation == "sub" and paths.skip_operand == 1:
             return "it takes the identity away: f(x) - x"
-        if operation != "sum" and not sees_skip(paths, skip):
+        if call.operation != "sum" and not sees_skip(paths, skip):
             return "the operands come from different parts of one tensor"
         return paths, skip, branch
 
-    def _operands(
-        self, operation: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Operand, Operand] | str:
+    def _operands(self, call: OperatorCall) -> tuple[Operand, Operand] | str:
         """Both sides of an addition, or why it cannot be a residual add."""
-        if (pair := self._stacks.summed_by(operation, args)) is not None:
+        if (pair := self._stacks.summed_by(call.operation, call.args)) is not None:
             return self._pair(*pair)
-        first, second, scale = terms_of(operation, args, kwargs)
-        start = 1 if operation == "index_add" else 0  # It adds to some of the examples.
+        first, second, scale = terms_of(call.operation, call.args, call.kwargs)
+        start = 1 if call.operation == "index_add" else 0  # It adds to some of the examples.
         if not isinstance(second, Tensor) or first.shape[start:] != second.shape[start:]:
             return "the operands differ in shape"
         if first.dim() < 2:
@@ -298,8 +300,8 @@ class Tracer(TorchDispatchMode):
         if isinstance(operands, str) or (not isinstance(scale, Tensor) and scale == 1):
             return operands
         left, right = operands
-        factor = scale * kwargs.get("value", 1)
-        if operation == "lerp":  # x + w (y - x) = (1 - w) x + w y
+        factor = scale * call.kwargs.get("value", 1)
+        if call.operation == "lerp":  # x + w (y - x) = (1 - w) x + w y
             left = self._multiplied(left, 1 - factor, scale)
         return left, self._multiplied(right, factor, scale)
 
@@ -329,17 +331,16 @@ class Tracer(TorchDispatchMode):
             return "the operands are not floating point"
         return Operand(left, first), Operand(right, second)
 
-    def _measure_input(
-        self, node: Node, operation: str, tensors: Sequence[Tensor], infos: Sequence[TensorInfo | None]
-    ) -> None:
+    def _measure_input(self, node: Node, call: OperatorCall) -> None:
         """Measure the input of a batch norm, or of a scale by a tensor or by 0, which cannot be divided out.
 
         It must be now: when the block is found, the input no longer exists.
         """
         if self.statistics is None or node.kind not in (Kind.SCALE, Kind.NORM):
             return
-        tensor, info = next((t, i) for t, i in zip(tensors, infos, strict=True) if i is not None)
-        factor = next((t for t, i in zip(tensors, infos, strict=True) if i is None), None)
+        operation, operands = call.operation, list(zip(call.tensors, call.data, strict=True))
+        tensor, info = next((tensor, info) for tensor, info in operands if info is not None)
+        factor = next((tensor for tensor, info in operands if info is None), None)
         constant = node.constant == 0 or (factor is not None and scales_alike(factor, tensor))
         scaled = node.kind is Kind.SCALE and (node.parameters or constant)
         if node.kind is Kind.SCALE and node.parameters and factor is not None:
