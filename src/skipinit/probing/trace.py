@@ -7,7 +7,7 @@ together with it, so no activation is kept alive. Each operation leaves one smal
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -148,7 +148,7 @@ class Tracer(TorchDispatchMode):
         operands = sum(info is not None for info in data) if parents else 1
         nodes = [None if info is None else info.node for info in data]
         kind = written_kind(operation, call.tensors, nodes) or kind_of(operation, operands, bool(learned))
-        sources = self._sources(kind, parents, call.tensors, call.infos)
+        sources = self._sources(kind, parents, zip(call.tensors, call.infos, strict=True))
         node = self._node(kind, parents, learned)
         node.sources = sources
         node.parts = parts_read(call)
@@ -185,15 +185,11 @@ class Tracer(TorchDispatchMode):
         return Node(self._order, kind, parents, module=call.name, call=call.number, parameters=parameters)
 
     def _sources(
-        self,
-        kind: Kind,
-        parents: tuple[Node, ...],
-        tensors: Sequence[Tensor],
-        infos: Sequence[TensorInfo | None],
+        self, kind: Kind, parents: tuple[Node, ...], operands: Iterable[tuple[Tensor, TensorInfo | None]]
     ) -> tuple[Node, ...]:
         """The operands that are not data but could be a stream: learned queries, not weights and biases."""
         found: list[Node] = []
-        for tensor, info in zip(tensors, infos, strict=True):
+        for tensor, info in operands:
             if tensor.dim() < 2 or (info is not None and info.node.from_data):
                 continue
             if not parents:
@@ -218,7 +214,7 @@ class Tracer(TorchDispatchMode):
         parameter = cast_of(tensor)
         if parameter is None or not (names := self._modules.parameters_in(storage_of(parameter))):
             return None
-        sources = self._sources(Kind.PASS, (), [parameter], [None])
+        sources = self._sources(Kind.PASS, (), [(parameter, None)])
         cast = self._node(Kind.PASS, (), names)
         cast.sources = sources
         cast.from_data = cast.layered = False
