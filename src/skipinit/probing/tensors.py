@@ -46,7 +46,7 @@ class Operand:
         return self.tensor if self.factor is None else self.tensor * self.factor
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(eq=False, slots=True)
 class OperatorCall:
     """One call of an operation, and what is known about the tensors that it reads."""
 
