@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from .paper.reproduce import reproduce
     from .probing.adds import ResidualAdd
     from .probing.balance import ProbeReport, ProbeRow
-    from .probing.compare import Comparison, DepthCheck, DepthRow, compare, depth_check
+    from .probing.compare import Comparison, compare
+    from .probing.depths import DepthCheck, DepthRow, depth_check
     from .probing.growth import Growth
     from .probing.history import Measurement, WatchReport, WatchRow
     from .probing.measure import find_residual_adds, probe
@@ -53,8 +54,8 @@ _HOME = {
     "ConfigError": "errors",
     "Conversion": "converting.changes",
     "DataError": "errors",
-    "DepthCheck": "probing.compare",
-    "DepthRow": "probing.compare",
+    "DepthCheck": "probing.depths",
+    "DepthRow": "probing.depths",
     "Description": "nets.describe",
     "DivideSqrt2": "nets.merges",
     "Evaluation": "sweeping.trained",
@@ -89,7 +90,7 @@ _HOME = {
     "compare": "probing.compare",
     "convert": "converting.convert",
     "create_model": "nets.create",
-    "depth_check": "probing.compare",
+    "depth_check": "probing.depths",
     "describe": "nets.describe",
     "evaluate": "sweeping.trained",
     "export": "sweeping.trained",

@@ -13,7 +13,8 @@ import pytest
 from torch import nn
 
 from skipinit.errors import ConfigError
-from skipinit.probing.compare import Comparison, DepthCheck
+from skipinit.probing.compare import Comparison
+from skipinit.probing.depths import DepthCheck
 from skipinit.probing.history import Measurement, WatchReport, WatchRow, series_by_block
 from skipinit.probing.measure import probe
 from skipinit.probing.rendering import shorten_all
@@ -104,6 +105,19 @@ def test_long_names_fit_a_terminal(tmp_path):
         "1.attention.output", "2.attention.output"
     ]  # fmt: skip
     assert shorten_all(["a.long.name", "b.long.name", "x"], 5) == ["a.long.name", "b.long.name", "x"]
+
+
+def test_of_many_blocks_the_table_shows_some_and_the_one_that_changed_most():
+    def measured(step, branch):
+        rows = (WatchRow(f"blocks.{i}", i, 1.0, branch if i == 371 else 1.0) for i in range(1, 499))
+        return Measurement(step, tuple(rows))
+
+    report = WatchReport("Net", (measured(0, 1.0), measured(9, 3.0)))
+    _, *shown, rest = report.table().splitlines()
+    assert {"blocks.1", "blocks.371", "blocks.498"} <= {line.split()[0] for line in shown}
+    assert (len(shown), rest) == (25, "(473 more blocks)")
+    assert len(report.table(every=True).splitlines()) == 499
+    assert len(report.to_csv().splitlines()) == 1 + 2 * 498
 
 
 def test_blocks_keep_their_order_when_layers_are_dropped():

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from ..errors import need
 from .laws import stages
 from .rendering import (
+    MANY_ROWS,
     WIDTH,
-    align,
+    align_blocks,
     csv_text,
     report_html,
     shorten_names,
@@ -127,19 +128,17 @@ class ProbeReport:
         ]
         if not every:
             _narrow(columns)
-        text = align(columns, numbers=True)
-        hidden = len(self.rows) - len(rows)
-        return f"{text}\n({hidden} more blocks)" if hidden else text
+        return align_blocks(columns, len(self.rows)) if columns else ""
 
     def _shown(self) -> list[int]:
-        if len(self.rows) <= _MANY_ROWS:
+        if len(self.rows) <= MANY_ROWS:
             return list(range(len(self.rows)))
         chosen = set[int]()
         for stage in stages(self.adds):
             chosen |= {stage[0], stage[-1], max(stage, key=lambda i: abs(self.rows[i].branch_share - 0.5))}
         ordered = sorted(chosen)
-        if len(ordered) > _MANY_ROWS:  # A network of very many stages is cut in its middle.
-            return ordered[: _MANY_ROWS // 2] + ordered[-_MANY_ROWS // 2 :]
+        if len(ordered) > MANY_ROWS:  # A network of very many stages is cut in its middle.
+            return ordered[: MANY_ROWS // 2] + ordered[-MANY_ROWS // 2 :]
         return ordered
 
     def to_json(self) -> str:
@@ -204,7 +203,6 @@ def mean_report(reports: Sequence[ProbeReport]) -> ProbeReport:
     return dataclasses.replace(reports[0], rows=tuple(map(_mean_row, blocks)))
 
 
-_MANY_ROWS = 24
 _OPTIONAL = (
     "within channels",
     "of channel means",

@@ -15,7 +15,7 @@ from typing import Any
 from ..errors import ConfigError, need, unknown_name
 from ..notation import count_text
 from .balance import row_to_dict, share_of_branch
-from .rendering import align, csv_text, format_known, percent, report_html, shorten_names, wrap
+from .rendering import align_blocks, csv_text, format_known, percent, report_html, shorten_names, spread, wrap
 
 QUANTITIES = {
     "branch_share": "branch share of output variance",
@@ -116,23 +116,30 @@ class WatchReport:
             raise unknown_name("block", block, self.blocks)
         return series_by_block(self, quantity)[block]
 
-    def table(self) -> str:
-        """The first and the last measured step side by side. Empty columns are omitted."""
+    def table(self, every: bool = False) -> str:
+        """The first and the last measured step side by side. Empty columns are omitted.
+
+        Of many blocks, some, evenly spaced, and the one that changed most. With `every`, all.
+        """
         if not self.measurements:
             return ""
+        most = _moved_most(self)
+        always = () if most is None else (self.blocks.index(most[1].name),)
+        shown = range(len(self.blocks)) if every else spread(len(self.blocks), *always)
+        blocks = [self.blocks[index] for index in shown]
         first, last = self.measurements[0], self.measurements[-1]
         both = (first,) if first is last else (first, last)
         columns = [
-            ["block", *self.blocks],
-            *(_column(f"share {m.step}", self.blocks, m, "branch_share", percent) for m in both),
-            *(_column(f"α {m.step}", self.blocks, m, "scale") for m in both),
-            _column("gradient", self.blocks, last, "gradient_norm"),
-            _column("of params", self.blocks, last, "parameter_gradient_norm"),
-            _column("update", self.blocks, last, "update_ratio"),
+            ["block", *blocks],
+            *(_column(f"share {m.step}", blocks, m, "branch_share", percent) for m in both),
+            *(_column(f"α {m.step}", blocks, m, "scale") for m in both),
+            _column("gradient", blocks, last, "gradient_norm"),
+            _column("of params", blocks, last, "parameter_gradient_norm"),
+            _column("update", blocks, last, "update_ratio"),
         ]
-        shown = [column for column in columns if any(column[1:])]
-        shorten_names(shown)
-        return align(shown, numbers=True)
+        known = [column for column in columns if any(column[1:])]
+        shorten_names(known)
+        return align_blocks(known, len(self.blocks))
 
     def to_csv(self) -> str:
         """One line per step and block, with a header."""
@@ -227,18 +234,24 @@ def _sentences(report: WatchReport) -> Iterator[str]:
     broken = ((step, row.name, words) for step, row in rows for words in _broken(row))
     if (found := next(broken, None)) is not None:
         yield "NaN or infinity first appears at step {}, in {}: {}.".format(*found)
-    before = {row.name: row for row in first.rows if math.isfinite(row.branch_share)}
-    moved = [row for row in last.rows if row.name in before and math.isfinite(row.branch_share)]
-    if count > 1 and moved:
-        most = max(moved, key=lambda row: abs(row.branch_share - before[row.name].branch_share))
-        start, end = before[most.name].branch_share, most.branch_share
+    if count > 1 and (most := _moved_most(report)) is not None:
+        start, end = (row.branch_share for row in most)
         if start == end:
             yield "The branch shares did not change."
         else:
-            yield f"The branch share changed most in {most.name}: {percent(start)} to {percent(end)}."
+            yield f"The branch share changed most in {most[1].name}: {percent(start)} to {percent(end)}."
     unchanged = [row.name for row in last.rows if row.update_ratio == 0]
     if unchanged:
         yield f"The last update left {_names(unchanged)} unchanged."
+
+
+def _moved_most(report: WatchReport) -> tuple[WatchRow, WatchRow] | None:
+    """The first and the last row of the block whose branch share changed most; None if none is in both."""
+    first, last = report.measurements[0], report.measurements[-1]
+    before = {row.name: row for row in first.rows if math.isfinite(row.branch_share)}
+    moved = [row for row in last.rows if row.name in before and math.isfinite(row.branch_share)]
+    pairs = [(before[row.name], row) for row in moved]
+    return max(pairs, key=lambda pair: abs(pair[1].branch_share - pair[0].branch_share), default=None)
 
 
 def _broken(row: WatchRow) -> Iterator[str]:

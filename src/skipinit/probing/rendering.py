@@ -16,6 +16,8 @@ from typing import Any
 
 WIDTH = 80
 """Columns of a terminal."""
+MANY_ROWS = 24
+"""A longer table of blocks is shown in part in a terminal."""
 _ROWS = 200
 """A longer table is cut in the middle, because notebooks store their outputs."""
 _CELL = "text-align:right;padding:1px 8px;font-variant-numeric:tabular-nums"
@@ -26,6 +28,14 @@ _TRACK = "display:inline-block;width:80px;text-align:left;border-left:1px solid 
 def wrap(text: str) -> str:
     """The text with lines of at most 80 characters."""
     return "\n".join(textwrap.fill(line, WIDTH, break_long_words=False) for line in text.splitlines())
+
+
+def spread(count: int, *always: int) -> list[int]:
+    """Which of so many rows to show: all if they are few, otherwise some, evenly spaced, and `always`."""
+    if count <= MANY_ROWS:
+        return list(range(count))
+    evenly = {round(index * (count - 1) / (MANY_ROWS - 1)) for index in range(MANY_ROWS)}
+    return sorted(evenly.union(always))
 
 
 def shorten(name: str, length: int) -> str:
@@ -61,6 +71,12 @@ def shorten_names(columns: list[list[str]]) -> None:
     """Shorten the names in the first column until the table fits, but not to less than 12 characters."""
     if (excess := table_width(columns) - WIDTH) > 0:
         columns[0] = shorten_all(columns[0], max(12, max(map(len, columns[0])) - excess))
+
+
+def align_blocks(columns: Sequence[Sequence[str]], count: int) -> str:
+    """A table of some of so many blocks, and how many it does not show."""
+    hidden = count + 1 - len(columns[0])
+    return align(columns, numbers=True) + (f"\n({hidden} more blocks)" if hidden else "")
 
 
 def align(columns: Sequence[Sequence[str]], numbers: bool = False) -> str:
