@@ -22,7 +22,7 @@ from ..paper.claims import CLAIMS
 from ..paper.claims.claim import ClaimState
 from ..paper.collect import Collection, JudgedClaim, collect, list_places
 from ..paper.exhibits import EXHIBITS, Exhibit
-from ..paper.presets import PRESETS
+from ..paper.presets import FEWEST_EPOCHS, PRESETS
 from ..probing.history import WatchReport
 from ..sweeping.results import watched
 from ..sweeping.store import FILE
@@ -125,6 +125,7 @@ def make_page(collection: Collection, seen: Sequence[WatchReport] = ()) -> str:
         origins=_origins(collection),
         states=Counter(trial.state for trial in collection.trials),
         outside=collection.outside,
+        fewest_epochs=FEWEST_EPOCHS,
     )
 
 
