@@ -297,7 +297,9 @@ def test_a_log_gets_lines_within_an_epoch(
     trials = tuple(replace(SMALL, epochs=1, seed=seed) for seed in range(cores))
     run_sweep(Grid(trials), tmp_path, device="cpu")
     lines = capsys.readouterr().err.splitlines()
-    assert lines.count(f"epochs of all trials, 0/{cores}") > 2
+    before_an_epoch = [line for line in lines if line.startswith(f"epochs of all trials, 0/{cores}")]
+    assert len(before_an_epoch) > 2
+    assert any("; training wrn10_1, skipinit, digits, " in line for line in before_an_epoch)
 
 
 def test_a_failed_trial_makes_the_exit_code_three(tmp_path: Path, second_a_step: None) -> None:
@@ -330,7 +332,7 @@ def test_time_that_is_up_is_no_interrupt(tmp_path: Path, capsys: pytest.CaptureF
     assert Outcome(**json.loads(capsys.readouterr().out)) == Outcome(0, 0, 1)
 
 
-_SECONDS = "a finite number of seconds, 0 or more"
+_SECONDS = "a finite number of seconds, 0 or more, or infinity"
 
 
 @pytest.mark.parametrize(
@@ -340,6 +342,7 @@ _SECONDS = "a finite number of seconds, 0 or more"
         ({"pack_size": 8 / 2}, "pack_size 4.0 is not allowed; it must be a whole number, 1 or more"),
         ({"time_limit": "9m"}, f"time_limit '9m' is not allowed; it must be {_SECONDS}"),
         ({"time_limit": -1}, f"time_limit -1 is not allowed; it must be {_SECONDS}"),
+        ({"checkpoint_seconds": "a"}, f"checkpoint_seconds 'a' is not allowed; it must be {_SECONDS}"),
         ({"device": None}, "device None is not known; it is auto, cpu, cuda or cuda:N"),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import json
+import math
 import os
 import pickle
 import re
@@ -33,7 +34,7 @@ from skipinit.sweeping.single import _lost_processes_explained, train
 from skipinit.sweeping.store import open_store, open_writer
 from skipinit.sweeping.trained import evaluate, export
 from skipinit.sweeping.trainer import Workplace
-from skipinit.training.checkpoint import restoring
+from skipinit.training.checkpoint import Checkpoints, restoring
 from skipinit.training.control import Stop
 from skipinit.training.protocol import identity, make_train_config, settle
 from skipinit.training.records import TrainResult
@@ -110,6 +111,27 @@ def test_a_finished_run_is_only_read(finished: Path) -> None:
 def test_a_micro_batch_is_a_whole_number() -> None:
     with pytest.raises(ConfigError, match=r"^micro_batch 16.0 is not allowed; it must be a whole number"):
         train(_CONFIG, device="cpu", micro_batch=32 / 2)
+
+
+@pytest.mark.parametrize("seconds", ["a", None, True, -1, math.nan, -math.inf, [30]])
+def test_time_between_checkpoints_is_checked_before_anything_starts(tmp_path: Path, seconds: Any) -> None:
+    with pytest.raises(ConfigError) as error:
+        train(_CONFIG, tmp_path / "run", device="cpu", checkpoint_seconds=seconds)
+    allowed = "a finite number of seconds, 0 or more, or infinity"
+    assert str(error.value) == f"checkpoint_seconds {seconds!r} is not allowed; it must be {allowed}"
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("never", [math.inf, np.float64(math.inf)])
+def test_infinitely_long_between_checkpoints_leaves_the_last_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, never: float
+) -> None:
+    saved: list[str] = []
+    save = Checkpoints.save
+    monkeypatch.setattr(Checkpoints, "save", lambda self, *kept: (saved.append(kept[0]), save(self, *kept)))
+    config = replace(_CONFIG, epochs=2)
+    result = train(config, tmp_path, device="cpu", checkpoint_seconds=never, progress=False)
+    assert (result.state, len(saved)) == ("finished", 1)
 
 
 def test_a_micro_batch_that_batch_norm_makes_larger_is_said(capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,7 +26,7 @@ from skipinit.sweeping.trainer import Options, Share
 from skipinit.training.checkpoint import Checkpoints, unpack_if_whole
 from skipinit.training.control import Stop, steps_bar
 from skipinit.training.protocol import identity
-from skipinit.training.records import EpochRecord, Event, Failed, Recorded, Started
+from skipinit.training.records import EpochRecord, Event, Failed, Finished, Recorded, Started
 from skipinit.training.world import World, cpu_threads, open_device
 from support.runs import DIVERGING, RAISING, SMALL, StopAfter
 
@@ -158,6 +158,24 @@ def test_no_epoch_of_a_failed_trial_is_left_on_the_bar(keeper: Keeper) -> None:
     keeper.take(Failed(id, "it raised", "Traceback", 1.0))
     (task,) = keeper.bar.progress.tasks
     assert task.completed == SMALL.epochs
+
+
+def test_a_log_names_a_trial_that_is_training(keeper: Keeper) -> None:
+    first, second = identity(SMALL), identity(replace(SMALL, seed=1))
+    here = Provenance("a machine", "cpu", {}, None)
+    said = [keeper.bar.note]
+    for event in (
+        Started(first, here, 10),
+        Started(second, here, 10),
+        Recorded(((first, _EPOCH),)),
+        Finished(first, _EPOCH, 3, 1.0),
+        Failed(second, "it raised", "Traceback", 1.0),
+    ):
+        keeper.take(event)
+        said.append(keeper.bar.note)
+    name = "; training wrn10_1, skipinit, digits, lr 0.05, seed"
+    both = f"{name} 0 and 1 more"
+    assert said == ["", f"{name} 0", both, both, f"{name} 1", ""]
 
 
 def test_trials_whose_worker_dies_again_and_again_are_tried_alone_then_fail(

@@ -23,7 +23,7 @@ from ..training.checkpoint import Checkpoints
 from ..training.control import Bar, Stop
 from ..training.protocol import identity
 from ..training.records import Diverged, Emit, Event, Failed, Finished, Kept, Measured, Recorded, Started
-from .grid import group, split
+from .grid import config_name, group, split
 from .store import Writer
 from .trainer import Options, Share
 
@@ -46,8 +46,10 @@ class Keeper:
         self.writer, self.checkpoints, self.bar, self.keep_last = writer, checkpoints, bar, keep_last
         self.observer = observer
         checkpoints.clear_drafts()
-        self.epochs = {identity(config): config.epochs for config in configs}
-        self.done = dict.fromkeys(self.epochs, 0)
+        self.configs = {identity(config): config for config in configs}
+        self.done = dict.fromkeys(self.configs, 0)
+        self.training: dict[str, None] = {}
+        """Trials that have started and not ended; a set that keeps the order."""
         self.ended: set[str] = set()
 
     def take(self, event: Event) -> None:
@@ -55,6 +57,7 @@ class Keeper:
         match event:
             case Started(id, provenance, classes, curve):
                 self.writer.start(id, provenance, classes, curve)
+                self.training[id] = None
                 self._show(id, len(curve))
             case Recorded(epochs):
                 self.writer.record(epochs)
@@ -88,9 +91,13 @@ class Keeper:
         if has_result and not self.keep_last:
             self.checkpoints.drop(id)
         self.ended.add(id)
-        self._show(id, self.epochs[id])
+        self.training.pop(id, None)
+        self._show(id, self.configs[id].epochs)
 
     def _show(self, id: str, epochs: int) -> None:
+        first, more = next(iter(self.training), None), len(self.training) - 1
+        self.bar.note = f"; training {config_name(self.configs[first])}" if first else ""
+        self.bar.note += f" and {more} more" if more > 0 else ""
         self.bar.advance(epochs - self.done[id])
         self.done[id] = epochs
 

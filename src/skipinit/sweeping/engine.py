@@ -17,7 +17,7 @@ from ..errors import ConfigError, need, system_errors_explained, unknown_name
 from ..nets.own import is_own
 from ..notation import check_value, count_text
 from ..training.checkpoint import Checkpoints
-from ..training.control import Stop, steps_bar, stopped_by_signals
+from ..training.control import Stop, check_seconds, steps_bar, stopped_by_signals
 from ..training.own_models import make_own
 from ..training.protocol import identity, settle
 from ..training.records import RESULTS, Emit
@@ -145,6 +145,7 @@ def run_sweep(
     pack_size = check_value("pack_size", pack_size, int | None, ", 1 or more")
     if pack_size is not None and pack_size < 1:
         raise ConfigError(f"pack_size {pack_size} is not allowed; it must be 1 or more")
+    checkpoint_seconds = check_seconds("checkpoint_seconds", checkpoint_seconds)
     stop = stop or Stop(time_limit)
     wanted = {identity(config): settle(config) for config in grid.trials}
     with ExitStack() as stack:

@@ -27,10 +27,10 @@ from typing import Any
 
 from ..config import ModelConfig, TrainConfig, option_types, rerun
 from ..data.catalog import DATA_SETS, describe
-from ..errors import ConfigError, DataError, unknown_name
+from ..errors import ConfigError, DataError, printable, unknown_name
 from ..files import read_whole
 from ..nets.own import name_factory
-from ..notation import kinds_of, plain, read_value
+from ..notation import kinds_of, plain, rate_text, read_value
 from ..training.protocol import (
     check_fit,
     identity,
@@ -198,6 +198,12 @@ cell_key = attrgetter(*(_place(axis) for axis in _FLAT if axis not in ("lr", "se
 def flatten(config: TrainConfig) -> dict[str, Any]:
     """The config by the names of its axes, without `depth`, which is in `model`, and without `watch`."""
     return dict(zip(_FLAT, _values(config), strict=True))
+
+
+def config_name(config: TrainConfig) -> str:
+    """The config in a few words, for people."""
+    network = f"{config.model.name}, {config.convert or config.model.scheme}"
+    return printable(f"{network}, {config.data}, lr {rate_text(config.lr)}, seed {config.seed}")
 
 
 def _trial(chosen: dict[str, Any]) -> TrainConfig:

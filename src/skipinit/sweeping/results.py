@@ -11,11 +11,10 @@ from typing import Any
 
 from ..errors import system_errors_explained
 from ..files import Holder
-from ..notation import rate_text
 from ..probing.history import WatchReport
 from ..training.records import STATES, Trial
 from .database import damaged
-from .grid import cell_key, flatten
+from .grid import cell_key, config_name, flatten
 from .store import Store, open_store
 from .summary import METRICS, Cell, TrialResult, Trim, summarize
 
@@ -67,15 +66,9 @@ def watched(folder: str | Path) -> dict[str, WatchReport]:
     """
     with open_store(Path(folder)) as store:
         return {
-            trial.id: WatchReport(_name(trial), tuple(store.measurements(trial.id)))
+            trial.id: WatchReport(config_name(trial.config), tuple(store.measurements(trial.id)))
             for trial in store.watched()
         }
-
-
-def _name(trial: Trial) -> str:
-    config = trial.config
-    scheme = config.convert or config.model.scheme
-    return f"{config.model.name}, {scheme}, {config.data}, lr {rate_text(config.lr)}, seed {config.seed}"
 
 
 def cells(trials: Sequence[Trial], trim: Trim | None = None) -> list[CellResult]:

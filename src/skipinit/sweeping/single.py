@@ -23,7 +23,7 @@ from ..errors import ConfigError, DataError, SkipinitError, need, one_line, syst
 from ..files import append_whole, write_whole
 from ..notation import check_value, value_text
 from ..training.checkpoint import Checkpoints, restore_run, restoring
-from ..training.control import Bar, Stop, say_once, steps_bar, stopped_by_signals
+from ..training.control import Bar, Stop, check_seconds, say_once, steps_bar, stopped_by_signals
 from ..training.loop import train_together
 from ..training.protocol import identity, settle
 from ..training.records import (
@@ -72,6 +72,7 @@ def train(
         stop: a request to stop, besides signals.
     """
     micro_batch = _check_options(config, out is not None, micro_batch, tensorboard)
+    checkpoint_seconds = check_seconds("checkpoint_seconds", checkpoint_seconds)
     config, stop, folder = settle(config), stop or Stop(), None if out is None else Path(out)
     with ExitStack() as stack:
         world = stack.enter_context(open_world(device))

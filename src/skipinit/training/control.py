@@ -15,7 +15,7 @@ from types import FrameType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ..notation import check_value, duration_text, not_allowed
+from ..notation import check_value, duration_text, not_allowed, plain
 
 _LOG_SECONDS = 60.0
 """Between two lines about the progress in a log."""
@@ -25,22 +25,28 @@ class Stop:
     """A request to stop at the next step: a signal, or a time limit."""
 
     def __init__(self, time_limit: float | None = None) -> None:
-        within = " of seconds, 0 or more"
-        seconds = check_value("time_limit", time_limit, float | None, within)
-        if seconds is not None and seconds < 0:
-            raise not_allowed("time_limit", time_limit, float | None, within)
-        self.deadline = None if seconds is None else time.monotonic() + seconds
+        seconds = math.inf if time_limit is None else check_seconds("time_limit", time_limit)
+        self.deadline = time.monotonic() + seconds
         self.signal: int | None = None
 
     @property
     def requested(self) -> bool:
         """Whether a signal has come or time is up."""
-        return self.signal is not None or (self.deadline is not None and time.monotonic() >= self.deadline)
+        return self.signal is not None or time.monotonic() >= self.deadline
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.signal == signal.SIGINT == number:
             raise KeyboardInterrupt  # asked twice: at once
         self.signal = number
+
+
+def check_seconds(name: str, value: object) -> float:
+    """A length of time: 0 seconds or more; infinity means never."""
+    within = " of seconds, 0 or more, or infinity"
+    seconds = math.inf if plain(value) == math.inf else check_value(name, value, float, within)
+    if seconds < 0:
+        raise not_allowed(name, value, float, within)
+    return seconds
 
 
 @contextmanager
@@ -69,6 +75,8 @@ class Bar:
     def __init__(self, progress: Progress, total: int, logs: bool) -> None:
         self.progress, self.task = progress, progress.add_task("starting", total=total)
         self.logged_at = time.monotonic() if logs else math.inf
+        self.note = ""
+        """What the lines in a log end with."""
 
     def update(self, done: int, words: str | None = None) -> None:
         """Move to a step; replace the description if `words` are given."""
@@ -88,7 +96,8 @@ class Bar:
         self.logged_at = now
         task = self.progress.tasks[self.task]
         left = "" if task.time_remaining is None else f", about {duration_text(task.time_remaining)} left"
-        print(f"{task.description}, {task.completed:.0f}/{task.total:.0f}{left}", file=sys.stderr, flush=True)
+        steps = f"{task.completed:.0f}/{task.total:.0f}"
+        print(f"{task.description}, {steps}{left}{self.note}", file=sys.stderr, flush=True)
 
 
 @contextmanager
