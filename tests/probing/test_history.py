@@ -107,6 +107,39 @@ def test_long_names_fit_a_terminal(tmp_path):
     assert shorten_all(["a.long.name", "b.long.name", "x"], 5) == ["a.long.name", "b.long.name", "x"]
 
 
+def test_names_that_end_alike_are_told_apart_by_what_comes_before():
+    names = [f"encoder.stages.{i}.layers.{j}.residual_block.merge" for i in "01" for j in "01"]
+    assert shorten_all(names, 16) == [
+        "…ges.0.layers.0…",
+        "…ges.0.layers.1…",
+        "…ges.1.layers.0…",
+        "…ges.1.layers.1…",
+    ]
+    assert shorten_all(["a.merge", "b.merge"], 7) == ["a.merge", "b.merge"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["encoder.stages.{}.blocks_of_this_stage.{}.merge_of_skip_and_branch", "stages.{1}." + 40 * "x" + ".{0}"],
+)
+def test_long_names_leave_room_for_the_heat_map(name):
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    from skipinit.probing.plot import draw_heat_map, draw_lines
+
+    rows = tuple(WatchRow(name.format(i % 3, i), i + 1, 1.0, 0.5) for i in range(12))
+    report = WatchReport("Net", (Measurement(0, rows), Measurement(10, rows)))
+    figure = Figure(figsize=(6.4, 6.4), layout="constrained")
+    upper, lower = figure.subplots(2, 1)
+    draw_heat_map(upper, report, "branch_share")
+    draw_lines(lower, report, "branch_share", report.blocks[:4])
+    FigureCanvasAgg(figure).draw()
+    assert len({label.get_text() for label in upper.get_yticklabels()}) == 12
+    assert upper.get_position().width > 0.5
+    assert lower.get_legend().get_window_extent().x1 <= figure.bbox.x1
+
+
 def test_of_many_blocks_the_table_shows_some_and_the_one_that_changed_most():
     def measured(step, branch):
         rows = (WatchRow(f"blocks.{i}", i, 1.0, branch if i == 371 else 1.0) for i in range(1, 499))

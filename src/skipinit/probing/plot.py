@@ -44,6 +44,8 @@ _LABELS = 24
 """At most this many blocks are named beside the heat map."""
 _NAME = 26
 """Characters of a block's name for which there is room beside the heat map and in the legend."""
+_LONGEST_NAME = 32
+"""Where blocks need longer names than this to be told apart, they have numbers."""
 
 
 @dataclass(frozen=True)
@@ -240,7 +242,7 @@ def draw_heat_map(axes: Axes, report: WatchReport, quantity: str) -> None:
     axes.invert_yaxis()
     _label_steps(axes, report.steps)
     if len(values) <= _LABELS:
-        axes.set_yticks(range(1, len(values) + 1), shorten_all(report.blocks, _NAME), fontsize="x-small")
+        axes.set_yticks(range(1, len(values) + 1), _labels(report.blocks), fontsize="x-small")
     else:
         axes.yaxis.set_major_locator(_whole_numbers())
         axes.set_ylabel("residual block, ℓ")
@@ -248,7 +250,7 @@ def draw_heat_map(axes: Axes, report: WatchReport, quantity: str) -> None:
 
 def draw_lines(axes: Axes, report: WatchReport, quantity: str, blocks: Sequence[str]) -> None:
     """One line for each of these blocks over the steps."""
-    names = dict(zip(report.blocks, shorten_all(report.blocks, _NAME), strict=True))
+    names = dict(zip(report.blocks, _labels(report.blocks), strict=True))
     positive = False
     for index, block in enumerate(blocks):
         points = [
@@ -270,6 +272,12 @@ def draw_lines(axes: Axes, report: WatchReport, quantity: str, blocks: Sequence[
     axes.set_ylabel(QUANTITIES[quantity])
     legend_above(axes, 2)
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def _labels(blocks: Sequence[str]) -> list[str]:
+    short = shorten_all(blocks, _NAME)
+    fit = all(len(name) <= _LONGEST_NAME for name in short)
+    return short if fit else [f"block {depth}" for depth in range(1, len(blocks) + 1)]
 
 
 def _label_steps(axes: Axes, steps: Sequence[int]) -> None:

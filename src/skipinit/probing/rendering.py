@@ -12,6 +12,7 @@ import math
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
+from itertools import takewhile
 from typing import Any
 
 WIDTH = 80
@@ -44,11 +45,18 @@ def shorten(name: str, length: int) -> str:
 
 
 def shorten_all(names: Sequence[str], length: int) -> list[str]:
-    """Shorten each name to `length` characters, or to more where two names would look the same."""
+    """Shorten each name to `length` characters, or to more where two names would look the same.
+
+    What all names end with is omitted before they get longer.
+    """
+    paths = [name.split(".") for name in names]
+    alike = len([*takewhile(lambda parts: len(set(parts)) == 1, zip(*map(reversed, paths), strict=False))])
+    beginnings = [".".join(path[: len(path) - alike]) + "…" for path in paths]
     while True:
-        short = [shorten(name, length) for name in names]
-        if len(set(short)) == len(set(names)):
-            return short
+        for candidates in (names, beginnings) if alike else (names,):
+            short = [shorten(name, length) for name in candidates]
+            if len(set(short)) == len(set(names)):
+                return short
         length += 1
 
 
@@ -70,7 +78,8 @@ def table_width(columns: Sequence[Sequence[str]]) -> int:
 def shorten_names(columns: list[list[str]]) -> None:
     """Shorten the names in the first column until the table fits, but not to less than 12 characters."""
     if (excess := table_width(columns) - WIDTH) > 0:
-        columns[0] = shorten_all(columns[0], max(12, max(map(len, columns[0])) - excess))
+        title, *names = columns[0]
+        columns[0] = [title, *shorten_all(names, max(12, max(map(len, names)) - excess))]
 
 
 def align_blocks(columns: Sequence[Sequence[str]], count: int) -> str:
