@@ -5,13 +5,16 @@ from __future__ import annotations
 import errno
 import importlib.util
 import json
+import logging
 import math
 import os
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -141,6 +144,21 @@ def test_onnx_that_fails_leaves_nothing(
     assert code == 1
     assert err.count("\n") == 1
     assert not (tmp_path / "model").exists()
+
+
+def test_onnx_repeats_nothing_that_torch_says_to_its_developers(
+    cli: Cli, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def chatter(*_: object, **__: object) -> SimpleNamespace:
+        warnings.warn("`isinstance(treespec, LeafSpec)` is deprecated", FutureWarning, stacklevel=2)
+        logging.getLogger("torch.onnx.exporter").warning("torchvision is not installed. Skipping")
+        return SimpleNamespace(model_proto=SimpleNamespace(SerializeToString=lambda: b"a graph"))
+
+    monkeypatch.setattr("skipinit.sweeping.trained.need", lambda *_: None)
+    monkeypatch.setattr("torch.onnx.export", chatter)
+    out = tmp_path / "model"
+    assert cli("export", trained, "--out", out, "--onnx") == (0, f"{out}\n", "")
+    assert (out / "model.onnx").read_bytes() == b"a graph"
 
 
 @pytest.mark.skipif(

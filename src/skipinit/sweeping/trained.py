@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,11 +74,25 @@ def export(folder: str | Path, out: str | Path, *, onnx: bool = False) -> None:
 
 def _as_onnx(model: torch.nn.Module, shape: Sequence[int]) -> bytes:
     """The network as ONNX, for batches of any size."""
-    program = torch.onnx.export(
-        model, (torch.zeros(2, *shape),), dynamo=True, dynamic_shapes=({0: "batch"},), verbose=False
-    )
+    with _remarks_silenced("torch.onnx"):
+        program = torch.onnx.export(
+            model, (torch.zeros(2, *shape),), dynamo=True, dynamic_shapes=({0: "batch"},), verbose=False
+        )
     assert program is not None, "dynamo returns the program"
     return bytes(program.model_proto.SerializeToString())
+
+
+@contextmanager
+def _remarks_silenced(name: str) -> Iterator[None]:
+    """Silence what a logger and warnings of the future say to torch's own developers."""
+    logger = logging.getLogger(name)
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(action="ignore", category=FutureWarning):
+            yield
+    finally:
+        logger.setLevel(before)
 
 
 def _newest(folder: Path) -> tuple[TrainConfig, RunState]:
