@@ -64,6 +64,20 @@ class WithGradients(Gated):
         return self.branch(x).add_(x)
 
 
+class SecondPathWithGradients(Gated):
+    """Another path joins the branch in training, behind the layer that ends it otherwise."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.layer, self.other = nn.LayerNorm(6), nn.Linear(6, 6), nn.Linear(6, 6)
+        self.kept = None
+
+    def forward(self, x):
+        normalized = self.norm(x)
+        self.kept = self.layer(normalized)
+        return x + (self.kept + self.other(normalized) if torch.is_grad_enabled() else self.kept)
+
+
 def net(block, depth=3):
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(6, 6), *(block() for _ in range(depth)), nn.Linear(6, 4))
@@ -78,6 +92,15 @@ def test_branches_start_at_zero_in_training_and_in_evaluation(block):
         torch.testing.assert_close(converted.train()(X), head(stem(X)))
         assert not any(row.branch_share for row in probe(converted, X).rows)
     torch.testing.assert_close(converted.eval()(X), head(stem(X)))
+
+
+def test_branches_that_are_longer_with_gradients_start_at_zero_with_them():
+    converted = convert(net(SecondPathWithGradients), X, strict=True).model
+    stem, *blocks, head = converted
+    assert not any(block.kept is not None and block.kept.requires_grad for block in blocks)
+    torch.testing.assert_close(converted(X), head(stem(X)))
+    with torch.no_grad():
+        torch.testing.assert_close(converted(X), head(stem(X)))
 
 
 @pytest.mark.parametrize("gradients", [True, False])

@@ -60,6 +60,19 @@ def lazy():
     return model
 
 
+def wrapped():
+    model = ResNet18()
+    model.forward = torch.autocast("cpu", dtype=torch.bfloat16)(model.forward)
+    return model
+
+
+def with_function():
+    model = ResNet18()
+    layer = model.layer1[0].conv2
+    model.layer1[0].conv2.forward = lambda x: nn.functional.conv2d(x, layer.weight, padding=1)
+    return model
+
+
 class Uncopyable(ResNet18):
     def __deepcopy__(self, memo):
         raise RuntimeError("a lock\ncannot be copied")
@@ -81,6 +94,8 @@ MODELS = {
     "is a compiled model": (lambda: torch.compile(ResNet18(), backend="eager"), IMAGES),
     "wraps a model": (lambda: nn.DataParallel(ResNet18()), IMAGES),
     "cannot be copied (a lock cannot be copied)": (Uncopyable, IMAGES),
+    "a copy of it still computes with conv1.weight of the model itself": (wrapped, IMAGES),
+    "a copy of it still computes with layer1.0.conv2.weight": (with_function, IMAGES),
     "ResNet18 cannot take the inputs 4x6": (ResNet18, VECTORS),
     "the model must be a torch.nn.Module; a int was given": (lambda: 3, IMAGES),
 }

@@ -10,6 +10,7 @@ import warnings
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.exc import Unsupported
 from torch.nn import functional as F
 
 from skipinit import convert
@@ -130,6 +131,20 @@ def test_scalar_at_the_add_exports_and_compiles_around():
     program = torch.export.export(converted, (X,))
     torch.testing.assert_close(program.module()(X), wanted)
     torch.testing.assert_close(torch.compile(converted, backend="eager")(X), wanted)
+    with pytest.raises(Unsupported, match=r"strict=False\) exports it"):
+        torch.export.export(converted, (X,), strict=True)
+
+
+@pytest.mark.parametrize("end", [lambda m, x, h: x + m.b(h), lambda m, x, h: x + F.gelu(m.b(h))])
+def test_a_script_is_refused_in_one_line_and_a_trace_is_the_same(end):
+    converted = convert(nn.Sequential(Block(end), nn.Linear(6, 6)), X, alpha=0.5, seed=0).model
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Both are deprecated.
+        with pytest.raises(
+            SkipinitError, match=r"torch.jit.script cannot read; use torch.export or torch.jit"
+        ):
+            torch.jit.script(converted)
+        torch.testing.assert_close(torch.jit.trace(converted, X)(X), converted(X))
 
 
 def test_a_loop_has_one_scalar_for_the_layers_it_repeats():

@@ -10,13 +10,16 @@ import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from ..errors import ConfigError, SkipinitError
 from ..probing.forward import Inputs, check_model, check_values, copy_model, example_inputs
 from ..probing.measure import measure_with_outputs
+from ..probing.tensors import tensors_in
 from .changes import Conversion
 from .first_signal import start_outputs, start_raw_inputs, start_streams
 from .flow import Flow, find_flow
@@ -99,7 +102,9 @@ def convert(
     prepared = copy_model(model)
     if not keep_function:
         _disable_inplace(prepared)
-    flow = find_flow(copy_model(prepared), inputs, selection.norms)  # A model may keep what it computed.
+    tried = copy_model(prepared)  # A model may keep what it computed.
+    with _OwnWeights(model, tried):
+        flow = find_flow(tried, inputs, selection.norms)
     _check_flow(prepared, flow, selection, plan)
     before, expected = flow.report, list[Tensor]()
     if keep_function:
@@ -177,6 +182,34 @@ def _check_flow(model: nn.Module, flow: Flow, selection: Selection, plan: Plan) 
         first = flow.norms[0]
         why = f"{first or name}: {why_not_folded(model.get_submodule(first), first in flow.over_batch)}"
         raise SkipinitError(f"{name} has no batch norm to fold; {why}; use keep_function=False")
+
+
+class _OwnWeights(TorchFunctionMode):
+    """Raises if a copy of a model reads parameters of the model itself, which its training would not change.
+
+    A copy of a function refers to what the function does: a wrapper around `model.forward` calls the model.
+    """
+
+    def __init__(self, model: nn.Module, copied: nn.Module) -> None:
+        super().__init__()
+        own = {id(parameter) for parameter in copied.parameters()}
+        self._model = type(model).__name__
+        self._others = {id(p): name for name, p in model.named_parameters() if id(p) not in own}
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run the function if what it reads is the copy's. Attributes, such as a device, are no values."""
+        kwargs = kwargs or {}
+        if getattr(function, "__name__", "") != "__get__":
+            for tensor in tensors_in((*args, *kwargs.values())):
+                if id(tensor) in self._others:
+                    raise SkipinitError(
+                        f"{self._model}: a copy of it still computes with {self._others[id(tensor)]} of the "
+                        "model itself, because a function in it refers to the model, such as a wrapped "
+                        "forward; convert the model before you wrap it, or make the function a method"
+                    )
+        return function(*args, **kwargs)
 
 
 def _disable_inplace(model: nn.Module) -> None:

@@ -184,6 +184,7 @@ def _extended_class(base: Any, extensions: Any) -> type[nn.Module]:
         "extended": (base, extensions),
         "forward": _like(base.forward, extensions[0].forward),
         "__reduce_ex__": _reduce,
+        "__prepare_scriptable__": _refuse_script,
         "__doc__": extensions[0].__doc__,
         "__qualname__": shown,
         "_get_name": lambda _: shown,
@@ -214,6 +215,13 @@ def _layouts(kind: Any) -> list[type]:
 def _reduce(self: nn.Module, protocol: Any) -> tuple[Any, ...]:
     """Pickle and copy the module by its parts, since its class has no importable name."""
     return _rebuild, type(self).__dict__["extended"], self.__getstate__()
+
+
+def _refuse_script(self: nn.Module) -> None:
+    raise SkipinitError(
+        f"{type(self).__name__} is extended by a conversion, which torch.jit.script cannot read; "
+        "use torch.export or torch.jit.trace"
+    )
 
 
 def _rebuild(base: Any, extensions: Any) -> nn.Module:

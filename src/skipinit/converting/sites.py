@@ -41,6 +41,8 @@ _OUT_OF_PLACE = {"__add__", "__radd__", "__sub__"}
 _NOT_THE_MODELS = (f"{__package__}.", "torch._dynamo", "torch._compile", "torch.autograd")
 _CHECKPOINT = "torch.utils.checkpoint"
 
+_NOT_COMPILED = "it scales its branch at the add; torch.export.export(..., strict=False) exports it"
+
 Path = tuple[str, ...]
 
 
@@ -129,7 +131,7 @@ class ScaledAdds(nn.Module):
     branch_source: int
     """That of the module's own forward, when the sites were found."""
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @torch.compiler.disable(reason=_NOT_COMPILED)  # type: ignore[untyped-decorator]
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The call stack tells which addition it is. Compiled code has none: compilers skip this module."""
         if any(isinstance(arg, Proxy) for arg in (*args, *kwargs.values())):

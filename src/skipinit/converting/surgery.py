@@ -18,8 +18,8 @@ from torch import nn
 from ..errors import ConfigError, SkipinitError, one_line
 from ..nets.layers import LINEAR_MAPS, is_linear_map
 from ..probing.adds import BRANCH_SCALAR
-from ..probing.forward import Inputs
-from ..probing.measure import measure
+from ..probing.forward import Inputs, copy_model, traced
+from ..probing.measure import StatisticsBuffer, report_of
 from .branches import Block, match_blocks
 from .changes import Change
 from .extensions import (
@@ -58,7 +58,8 @@ def operate(prepared: nn.Module, flow: Flow, plan: Plan, selection: Selection, i
         surgery = Surgery(copy.deepcopy(prepared), flow, plan, selection, corrections)
         surgery.run()
         try:
-            surgery.contributing, surgery.in_training = _contributing_at_zero(surgery.model, inputs, flow)
+            tried = copy_model(surgery.model)  # A model may keep what it computed.
+            surgery.contributing, surgery.in_training = _contributing_at_zero(tried, inputs, flow)
         except ConfigError as error:
             if isinstance(error.__cause__, AttributeError) and not corrections.stand_ins:
                 corrections.stand_ins = True  # The forward reads a norm's weight.
@@ -85,8 +86,13 @@ def _contributing_at_zero(model: nn.Module, inputs: Inputs, flow: Flow) -> tuple
     contributing, in_training = set[str](), set[str]()
     everywhere: set[tuple[str, tuple[str, ...]]] = set()
     for run in flow.passes:
-        with run.prepared(model), branch_scalars_at(0.0, model):
-            report = measure(model, inputs, run.mode)
+        gradients = run.mode == "training"
+        with (
+            run.prepared(model),
+            branch_scalars_at(0.0, model),
+            traced(model, inputs, run.mode, StatisticsBuffer(), gradients) as (tracer, _),
+        ):
+            report = report_of(tracer, model)
         found = zip(report.adds, match_blocks(flow.blocks, report.adds), report.rows, strict=True)
         for add, block, row in found:
             if run is WHOLE:
