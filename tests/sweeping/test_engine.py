@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import math
@@ -26,6 +27,7 @@ from skipinit.sweeping.grid import Grid
 from skipinit.sweeping.single import train
 from skipinit.sweeping.store import Writer, open_store, open_writer
 from skipinit.training import control
+from skipinit.training.checkpoint import Checkpoints, curve_in, unpack_state
 from skipinit.training.control import Stop
 from skipinit.training.protocol import identity
 from skipinit.training.records import Event, Recorded, Trial
@@ -61,6 +63,34 @@ def test_a_trial_in_a_pack_of_sixteen_equals_the_lone_run_bit_for_bit(tmp_path: 
     assert _curve(tmp_path, SMALL) == expected
     broken = _trials(tmp_path)[identity(DIVERGING)]
     assert (broken.state, broken.reason) == ("diverged", "the loss was not finite at step 0")
+
+
+def test_at_no_instant_is_a_checkpoint_ahead_of_the_store_or_gone_before_the_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[str, int]] = []
+
+    def observed(change: str) -> None:
+        method = getattr(Checkpoints, change)
+
+        def look_first(self: Checkpoints, id: str, *content: bytes) -> None:
+            with open_store(tmp_path) as store:  # a reader of its own: it sees what is committed
+                epochs, trial = len(store.curve(id)), store.trial(id)
+            assert trial is not None
+            if change == "save":
+                state, _ = unpack_state(io.BytesIO(*content))
+                assert len(curve_in(state)) == epochs
+            else:
+                assert trial.state == "finished"
+            seen.append((change, epochs))
+            method(self, id, *content)
+
+        monkeypatch.setattr(Checkpoints, change, look_first)
+
+    observed("save")
+    observed("drop")
+    assert _sweep([replace(SMALL, epochs=3)], tmp_path, checkpoint_seconds=0).results == 1
+    assert seen == [("save", 1), ("save", 2), ("drop", 3)]
 
 
 def test_a_result_is_never_trained_again_and_new_trials_join(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import random
 import re
@@ -66,6 +67,24 @@ def test_a_trial_from_pending_to_finished(tmp_path: Path) -> None:
         assert done == store.trial(done.id)
         assert store.trial("0" * 16) is None
         assert store.meta()["schema"] == 3
+
+
+def test_the_last_epoch_and_the_result_are_one_commit_that_waits_for_the_disk(tmp_path: Path) -> None:
+    (config,) = configs(1)
+    said: list[str] = []
+    with open_writer(tmp_path) as writer:
+        writer.add([config])
+        writer.start(identity(config), HERE, classes=10)
+        connection = writer._connection
+        # 2 is FULL: with a write-ahead log, NORMAL would lose the last commits when the power fails.
+        assert connection.execute("PRAGMA synchronous").fetchone() == (2,)
+        assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+        connection.set_trace_callback(said.append)
+        writer.finish(identity(config), measured(3), step=10, seconds=1.5)
+        connection.set_trace_callback(None)
+    words = "BEGIN", "INSERT OR REPLACE INTO metrics", "\nUPDATE trials SET state", "COMMIT"
+    changes = [word for line in said for word in words if line.startswith(word)]
+    assert [word for word, _ in itertools.groupby(changes)] == [*words], "triggers repeat a statement"
 
 
 def test_an_epoch_recorded_again_is_there_once(tmp_path: Path) -> None:
