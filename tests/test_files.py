@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +27,24 @@ def test_a_path_that_is_written_twice_at_once_holds_one_of_the_two(tmp_path: Pat
     write_whole(path, write_first)
     assert path.read_bytes() == b"first writer"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_gets_its_name_when_its_content_is_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed: list[int] = []
+    fsync = os.fsync
+
+    def flush(descriptor: int) -> None:
+        fsync(descriptor)
+        assert not path.exists()
+        flushed.append(os.fstat(descriptor).st_size)
+
+    monkeypatch.setattr(os, "fsync", flush)
+    path = tmp_path / "report.json"
+    write_whole(path, lambda file: file.write(b"content"))
+    assert flushed == [len(b"content")]
+    assert path.read_bytes() == b"content"
 
 
 @pytest.mark.parametrize("path", [".", "/", "", "..", "inside", "inside/."])

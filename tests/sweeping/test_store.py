@@ -13,6 +13,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import fields, replace
 from datetime import UTC, datetime, timedelta
@@ -22,11 +23,12 @@ import pytest
 
 from skipinit.config import ModelConfig, TrainConfig
 from skipinit.errors import DataError, SkipinitError
+from skipinit.probing.history import Measurement
 from skipinit.provenance import Provenance
 from skipinit.sweeping.database import CHECKSUM_OF_EPOCH, CHECKSUM_OF_TRIAL, create
 from skipinit.sweeping.grid import expand
 from skipinit.sweeping.results import progress
-from skipinit.sweeping.store import FILE, LOCK, open_store, open_writer
+from skipinit.sweeping.store import FILE, LOCK, Store, open_store, open_writer
 from skipinit.training.protocol import identity, settle
 from skipinit.training.records import EpochRecord, Trial
 
@@ -85,6 +87,40 @@ def test_the_last_epoch_and_the_result_are_one_commit_that_waits_for_the_disk(tm
     words = "BEGIN", "INSERT OR REPLACE INTO metrics", "\nUPDATE trials SET state", "COMMIT"
     changes = [word for line in said for word in words if line.startswith(word)]
     assert [word for word, _ in itertools.groupby(changes)] == [*words], "triggers repeat a statement"
+
+
+@pytest.mark.parametrize(
+    ("change", "read"),
+    [
+        ("UPDATE metrics SET test_accuracy = 99 WHERE epoch = 1", lambda store, id: store.curve(id)),
+        ("UPDATE metrics SET test_accuracy = 99 WHERE epoch = 3", lambda store, id: store.trials()),
+        ("UPDATE trials SET state = 'pending'", lambda store, id: store.states()),
+        ("UPDATE trials SET state = 'pending'", lambda store, id: store.tally()),
+        ("UPDATE trials SET seconds = 9", lambda store, id: store.trial(id)),
+    ],
+)
+def test_a_number_that_was_not_written_so_is_damage(
+    tmp_path: Path, change: str, read: Callable[[Store, str], object]
+) -> None:
+    (config,) = configs(1)
+    record_trial(tmp_path, config)
+    with open_store(tmp_path) as store:
+        read(store, identity(config))
+    with closing(sqlite3.connect(tmp_path / FILE)) as connection, connection:
+        connection.execute(change)
+    with open_store(tmp_path) as store, pytest.raises(DataError, match="the file is damaged"):
+        read(store, identity(config))
+
+
+def test_a_step_that_is_measured_again_has_its_last_measurement(tmp_path: Path) -> None:
+    (config,) = configs(1)
+    first, second = (Measurement.from_dict({"step": 5, "rows": [{"name": name}]}) for name in ("a", "b"))
+    with open_writer(tmp_path) as writer:
+        writer.add([config])
+        writer.start(identity(config), HERE, classes=10)
+        for measurement in (first, second):
+            writer.measure(identity(config), [measurement])
+        assert writer.measurements(identity(config)) == [second]
 
 
 def test_an_epoch_recorded_again_is_there_once(tmp_path: Path) -> None:
