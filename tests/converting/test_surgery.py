@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import io
 import itertools
 import warnings
@@ -414,6 +415,18 @@ def test_what_stays_is_named_and_strict_refuses():
     assert len(scalars(conversion.model)) == 1
     with pytest.raises(SkipinitError, match=r"0 \(its branch cannot be scaled"):
         convert(model, X, strict=True)
+
+
+def test_a_forward_that_was_replaced_is_named_where_the_scalar_needs_its_source():
+    at_the_layer, at_the_add = Block(lambda m, x, h: x + m.b(h)), Block(ENDS["sum"])
+    for block in (at_the_layer, at_the_add):
+        block.inner = block.forward
+        block.forward = functools.partial(lambda block, x: block.inner(x), block)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        conversion = convert(nn.Sequential(at_the_layer, at_the_add), X)
+    assert "1 (the forward of its module was replaced; convert the model before you wrap it" in str(caught[0])
+    assert list(scalars(conversion.model)) == ["0.b.branch_alpha"]
 
 
 def moving():

@@ -58,8 +58,9 @@ def operate(prepared: nn.Module, flow: Flow, plan: Plan, selection: Selection, i
         surgery = Surgery(copy.deepcopy(prepared), flow, plan, selection, corrections)
         surgery.run()
         try:
-            tried = copy_model(surgery.model)  # A model may keep what it computed.
-            surgery.contributing, surgery.in_training = _contributing_at_zero(tried, inputs, flow)
+            # A model may keep what it computed: the passes are those of a copy.
+            contributing = _contributing_at_zero(copy_model(surgery.model), inputs, flow)
+            surgery.contributing, surgery.in_training = contributing
         except ConfigError as error:
             if isinstance(error.__cause__, AttributeError) and not corrections.stand_ins:
                 corrections.stand_ins = True  # The forward reads a norm's weight.
@@ -161,7 +162,8 @@ class Surgery:
     @property
     def left(self) -> dict[str, str]:
         """Branches without a scalar and norms that stayed, each with the reason."""
-        return {block.add.name: _why_unscaled(block) for block in self.unscaled} | self.removal.left
+        unscaled = {block.add.name: _why_unscaled(block, self._adder(block)) for block in self.unscaled}
+        return unscaled | self.removal.left
 
     @property
     def removed_norms(self) -> set[str]:
@@ -317,8 +319,10 @@ class Surgery:
         self.changes.append(Change(block, module, removed="", added=added))
 
 
-def _why_unscaled(block: Block) -> str:
+def _why_unscaled(block: Block, adder: nn.Module) -> str:
     own = "let a module of its own end it, used nowhere else"
+    if "forward" in vars(adder):
+        return f"the forward of its module was replaced; convert the model before you wrap it, or {own}"
     if block.is_recomputed:
         return f"its add is checkpointed by its own module; checkpoint the module as a whole, or {own}"
     if block.site_is_shared:
