@@ -152,6 +152,7 @@ def test_onnx_repeats_nothing_that_torch_says_to_its_developers(
     def chatter(*_: object, **__: object) -> SimpleNamespace:
         warnings.warn("`isinstance(treespec, LeafSpec)` is deprecated", FutureWarning, stacklevel=2)
         logging.getLogger("torch.onnx.exporter").warning("torchvision is not installed. Skipping")
+        print("def forward(self, arg0_1):", file=sys.stderr)
         return SimpleNamespace(model_proto=SimpleNamespace(SerializeToString=lambda: b"a graph"))
 
     monkeypatch.setattr("skipinit.sweeping.trained.need", lambda *_: None)
@@ -159,6 +160,22 @@ def test_onnx_repeats_nothing_that_torch_says_to_its_developers(
     out = tmp_path / "model"
     assert cli("export", trained, "--out", out, "--onnx") == (0, f"{out}\n", "")
     assert (out / "model.onnx").read_bytes() == b"a graph"
+
+
+def test_a_model_that_torch_cannot_export_as_onnx_is_one_line(
+    cli: Cli, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        cause = ValueError("Could not guard on data-dependent expression zuf0 > 0.0\n\nconsider using")
+        raise torch.onnx.OnnxExporterError("Failed to export the model\n\x1b[96mThis is step 1/3") from cause
+
+    monkeypatch.setattr("skipinit.sweeping.trained.need", lambda *_: None)
+    monkeypatch.setattr("torch.onnx.export", refuse)
+    code, _, err = cli("export", trained, "--out", tmp_path / "model", "--onnx")
+    reason = "Could not guard on data-dependent expression zuf0 > 0.0"
+    says = f"wrn10_1: its model cannot be exported as ONNX ({reason}); export its weights alone, without ONNX"
+    assert (code, err) == (2, f"skipinit: {says}\n")
+    assert not (tmp_path / "model").exists()
 
 
 @pytest.mark.skipif(

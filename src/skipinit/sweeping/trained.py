@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,7 +64,7 @@ def export(folder: str | Path, out: str | Path, *, onnx: bool = False) -> None:
     with torch_as_new():
         model = build_own(config, describe(config.data).shape) if own else build(config.model, config.seed)
     _restore(model.eval(), Path(folder), config, state)
-    graph = _as_onnx(model, describe(config.data).shape) if onnx else b""  # first: it may fail
+    graph = _as_onnx(model, config) if onnx else b""  # first: it may fail
     if isinstance(model, ResidualNet) and not own:
         model.save_pretrained(out)
     else:
@@ -72,24 +73,33 @@ def export(folder: str | Path, out: str | Path, *, onnx: bool = False) -> None:
         write_whole(out / "model.onnx", lambda file: file.write(graph))
 
 
-def _as_onnx(model: torch.nn.Module, shape: Sequence[int]) -> bytes:
+def _as_onnx(model: torch.nn.Module, config: TrainConfig) -> bytes:
     """The network as ONNX, for batches of any size."""
-    with _remarks_silenced("torch.onnx"):
-        program = torch.onnx.export(
-            model, (torch.zeros(2, *shape),), dynamo=True, dynamic_shapes=({0: "batch"},), verbose=False
-        )
+    images = torch.zeros(2, *describe(config.data).shape)
+    try:
+        with _remarks_silenced("torch.onnx"):
+            program = torch.onnx.export(
+                model, (images,), dynamo=True, dynamic_shapes=({0: "batch"},), verbose=False
+            )
+    except torch.onnx.OnnxExporterError as error:
+        reason = str(error.__cause__ or error).partition("\n")[0]
+        raise ConfigError(
+            f"{config.model.name}: its model cannot be exported as ONNX ({reason}); export its weights "
+            "alone, without ONNX"
+        ) from error
     assert program is not None, "dynamo returns the program"
     return bytes(program.model_proto.SerializeToString())
 
 
 @contextmanager
 def _remarks_silenced(name: str) -> Iterator[None]:
-    """Silence what a logger and warnings of the future say to torch's own developers."""
+    """Silence what torch's logger of that name, its warnings and its traces say to torch's developers."""
     logger = logging.getLogger(name)
     before = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings(action="ignore", category=FutureWarning):
+        ignored = warnings.catch_warnings(action="ignore", category=FutureWarning)
+        with ignored, redirect_stderr(io.StringIO()):
             yield
     finally:
         logger.setLevel(before)
