@@ -119,6 +119,24 @@ def test_anything_else_is_refused_in_one_line(tmp_path: Path, message: str) -> N
     assert str(caught.value).startswith(f"{path}: {message}")
 
 
+class _Trap:
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
+        return Path.touch, (self.mark,)
+
+
+def test_a_file_that_hides_code_is_refused_and_not_run(tmp_path: Path) -> None:
+    path, mark = tmp_path / "mine.npz", tmp_path / "mark"
+    np.savez(path, **{**_arrays(), "test_labels": np.array([_Trap(mark)], dtype=object)})
+    with pytest.raises(DataError, match=r"not an \.npz file of plain arrays"):
+        read_arrays(str(path))
+    assert not mark.exists()
+    np.load(path, allow_pickle=True)["test_labels"]
+    assert mark.exists()  # the trap works
+
+
 def test_a_file_that_is_damaged_or_not_there_is_named(tmp_path: Path) -> None:
     path = tmp_path / "mine.npz"
     with pytest.raises(DataError, match=r"mine\.npz: cannot be read \(No such file"):

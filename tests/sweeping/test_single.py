@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import inspect
+import io
 import json
 import math
 import os
@@ -34,7 +36,7 @@ from skipinit.sweeping.single import _lost_processes_explained, train
 from skipinit.sweeping.store import open_store, open_writer
 from skipinit.sweeping.trained import evaluate, export
 from skipinit.sweeping.trainer import Workplace
-from skipinit.training.checkpoint import Checkpoints, restoring
+from skipinit.training.checkpoint import Checkpoints, restoring, unpack_if_whole
 from skipinit.training.control import Stop
 from skipinit.training.protocol import identity, make_train_config, settle
 from skipinit.training.records import TrainResult
@@ -120,6 +122,12 @@ def test_time_between_checkpoints_is_checked_before_anything_starts(tmp_path: Pa
     allowed = "a finite number of seconds, 0 or more, or infinity"
     assert str(error.value) == f"checkpoint_seconds {seconds!r} is not allowed; it must be {allowed}"
     assert not list(tmp_path.iterdir())
+
+
+def test_the_guide_says_how_old_a_checkpoint_can_be() -> None:
+    seconds = inspect.signature(train).parameters["checkpoint_seconds"].default
+    guide = (Path(__file__).parents[2] / "docs" / "training.md").read_text(encoding="utf-8")
+    assert f"if the last one is at least {seconds:g} seconds old" in " ".join(guide.split())
 
 
 @pytest.mark.parametrize("never", [math.inf, np.float64(math.inf)])
@@ -319,6 +327,8 @@ def test_a_checkpoint_that_hides_code_is_refused_and_not_run(
         _train(_CONFIG, stopped)
     with pytest.raises(DataError, match=str(path)):
         evaluate(stopped, device="cpu")
+    content = path.read_bytes()
+    assert unpack_if_whole(io.BytesIO(content)) == (None, 0.0), "as `store merge` and workers read it"
     assert not mark.exists()
     pickle.loads(pickle.dumps(_Trap(mark)))
     assert mark.exists()  # the trap works

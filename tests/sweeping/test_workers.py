@@ -17,6 +17,7 @@ import torch
 from skipinit.config import ModelConfig, TrainConfig
 from skipinit.errors import DataError, SkipinitError
 from skipinit.provenance import Provenance, usable_cores
+from skipinit.sweeping import workers
 from skipinit.sweeping.dispatch import Dispatcher, Keeper, Lost
 from skipinit.sweeping.engine import Outcome, run_sweep
 from skipinit.sweeping.forecast import Step, forecast
@@ -149,6 +150,17 @@ def keeper(tmp_path: Path) -> Iterator[Keeper]:
 def _dispatch(pool: _Mortal, keeper: Keeper) -> None:
     configs = [replace(SMALL, seed=seed) for seed in range(2)]
     Dispatcher(pool, Options(None, 60.0), keeper).train([configs], Stop())
+
+
+@pytest.mark.parametrize(("cores", "threads", "count"), [(5, None, 5), (5, "2", 2), (1, "2", 1)])
+def test_as_many_trials_at_once_as_the_usable_cores_have_room_for(
+    monkeypatch: pytest.MonkeyPatch, cores: int, threads: str | None, count: int
+) -> None:
+    monkeypatch.setattr(workers, "usable_cores", lambda: cores)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if threads:
+        monkeypatch.setenv("OMP_NUM_THREADS", threads)
+    assert workers.workers_at_once() == count
 
 
 def test_no_epoch_of_a_failed_trial_is_left_on_the_bar(keeper: Keeper) -> None:

@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+import signal
 from types import SimpleNamespace
 
 import pytest
 
 from skipinit.training import control
+
+
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_interrupt_does_not_wait(first: int) -> None:
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    stop = control.Stop()
+    with control.stopped_by_signals(stop):
+        assert not stop.requested
+        signal.raise_signal(first)
+        assert stop.requested
+        if first == signal.SIGTERM:
+            signal.raise_signal(signal.SIGINT)  # the first that a person asks for
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
 
 
 @pytest.mark.parametrize("shown", [True, False])
