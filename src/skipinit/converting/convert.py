@@ -102,8 +102,10 @@ def convert(
     prepared = copy_model(model)
     if not keep_function:
         _disable_inplace(prepared)
-    with _OwnWeights(model, prepared):
-        flow = find_flow(copy_model(prepared), inputs, selection.norms)  # A model may keep what it computed.
+    tried = copy_model(prepared)  # A model may keep what it computed.
+    with _OwnWeights(model, tried):
+        flow = find_flow(tried, inputs, selection.norms)
+    del tried  # It is as large as the model.
     _check_flow(prepared, flow, selection, plan)
     before, expected = flow.report, list[Tensor]()
     if keep_function:
