@@ -261,10 +261,26 @@ def test_flat_then_falling(values: dict[int, float | None], flat: str, rising_ne
         ({16: 94.5, 64: 94.0, 256: 93.0}, "does not hold"),
         ({32: 92.0, 64: 94.0, 256: 93.0}, "not decided yet"),
         ({16: 92.0, 64: 94.0, 128: 93.0}, "not decided yet"),
+        ({8: 92.0, 16: 94.0, 256: 93.0}, "not decided yet"),
+        ({16: None, 64: None, 256: None}, "does not hold"),
     ],
 )
 def test_peaks(values: dict[int, float | None], expected: str) -> None:
     assert state(peaks(FIGURE, "batchnorm", 32, 128), ("batchnorm", accuracies(values))) == expected
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({16: 93.0, 64: 94.0, 256: 93.0}, "holds"),
+        ({16: 94.6, 64: 94.0, 256: 93.0}, "does not hold"),
+        ({16: 93.8, 64: 94.0, 256: 93.0}, "not decided yet"),  # 0.2 points are no difference of single runs
+        ({16: 94.2, 64: 94.0, 256: 93.0}, "not decided yet"),
+    ],
+)
+def test_single_runs_that_scatter_show_no_peak(values: dict[int, float | None], expected: str) -> None:
+    alone = {at: dataclasses.replace(each, spread=None) for at, each in accuracies(values).items()}
+    assert state(peaks(FIGURE, "batchnorm", 32, 128), ("batchnorm", alone)) == expected
 
 
 @pytest.mark.parametrize(("scale", "expected"), [(1.0, "holds"), (1.09, "holds"), (1.11, "does not hold")])

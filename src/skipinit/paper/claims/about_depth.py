@@ -47,6 +47,7 @@ INITIALIZATION = {
     "linear-moving-mean-is-zero": claim(
         "2.1",
         "In the linear normalized network the squared moving mean is close to zero.",
+        # Of 1000 examples, the mean of values without one squares to a thousandth of their variance.
         below("figure2b", "squared_moving_mean", "moving_variance", ratio=0.01),
     ),
     "convolutional-variance-grows-with-depth": claim(

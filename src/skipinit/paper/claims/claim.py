@@ -140,7 +140,8 @@ Law = Callable[[float], float]
 """What a quantity of block ℓ should be."""
 
 APPROXIMATELY = 0.1
-"""The largest mean relative deviation over the blocks that counts as `approximately equal`."""
+"""The largest mean relative deviation over the blocks that counts as `approximately equal`: twice what the
+squared moving means of a single network, the paper's, scatter by."""
 FEWEST_BLOCKS = 10
 """Rows that a law is judged over, at least."""
 

@@ -18,7 +18,7 @@ from .claim import Finding, MeasurementSet, Rule, decided, missing
 FEWEST_RATES = 3
 """A cell counts as failed only when it failed at this many rates: any network fails at one absurd rate."""
 SIMILAR = 2.0
-"""The factor within which losses and best rates are similar."""
+"""The factor within which losses and best rates are similar: of rates, one step of the paper's grid."""
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,12 @@ from .points import SIMILAR, At, Span, best_rates, rates_agree, read, still_open
 SAME = 0.5
 """Points of accuracy that are no difference: a few of the paper's standard deviations."""
 NEAR_ONE = 1 / 3
-"""How far from 1 the power of something proportional may be."""
+"""How far from 1 the power of something proportional may be. Rates double: over a factor of 4 in batch size, the
+neighbours of the proportional one have powers of 0.5 and 1.5."""
 LARGER = 2.0
-"""The factor from which on a threshold is significantly larger."""
+"""The factor from which on a threshold is significantly larger: one step, since batch sizes double."""
 FAR = 4.0
-"""The factor from which on a rate is far below another."""
+"""The factor from which on a rate is far below another: two steps of the grid."""
 WIDE = 4.0
 """The factor between depths or batch sizes from which on they show how the best rate depends on them: over a
 factor of 2 a constant rate and a proportional one are within `SIMILAR`."""
@@ -149,17 +150,28 @@ def has_shape(exhibit: str, method: str, at: At, shape: Shape) -> Rule:
 
 
 def peaks(exhibit: str, method: str, low: int, high: int) -> Rule:
-    """The best batch size is from `low` to `high`, and both ends are worse by more than its spread."""
+    """The best batch size is from `low` to `high`, and both ends are worse by more than its spread.
+
+    A single run has no known spread. Where the best batch size is not more than `SAME` ahead, several runs
+    must tell whether it is.
+    """
 
     def decide(series: Points) -> Finding:
-        if min(series) >= low or max(series) <= high:
-            return missing(f"{method} below batch size {low} and above {high}")
+        inside = [at for at in series if low <= at <= high]
+        if min(series) >= low or max(series) <= high or not inside:
+            return missing(f"{method} below batch size {low}, above {high} and in between")
         peak = max(series, key=lambda at: series[at].score)
-        top, ends = series[peak], (series[min(series)], series[max(series)])
-        clear = all(top.score - end.score > (top.spread or 0.0) for end in ends)
-        return decided(low <= peak <= high and clear, f"best at {peak}: {_words(method, series)}")
+        top, rivals = series[peak], (min(series), max(series)) if peak in inside else inside
+        words = f"best at {peak}: {_words(method, series)}"
+        ahead = [top.score - series[at].score > (SAME if top.spread is None else top.spread) for at in rivals]
+        if top.spread is None and not top.failed and not all(ahead):
+            return missing(f"several runs of {method} at batch size {peak}; {words}")
+        return decided(peak in inside and all(ahead), words)
 
-    criterion = f"{method} is best from {low} to {high}; smallest and largest batch are over one spread lower"
+    criterion = (
+        f"{method} is best from {low} to {high}; smallest and largest batch are over one spread lower, or "
+        f"{SAME:g} points if it is a single run"
+    )
     return _along(exhibit, (method,), Span(fewest=3), criterion, decide)
 
 
