@@ -466,6 +466,12 @@ def test_resumed_equals_uninterrupted():
         second.load_state_dict({"model": {}})
     with pytest.raises(ConfigError, match="a list without a format is no state_dict of a watch"):
         second.load_state_dict([])
+    for part, name in (({"step": 3}, "every"), (state | {"measurements": [{"rows": []}]}, "step")):
+        with pytest.raises(ConfigError, match=rf"not a whole state_dict of a watch \(KeyError\('{name}'\)\)"):
+            second.load_state_dict({"format": 1, **part})
+    with pytest.raises(ConfigError, match="every=0 is not allowed"):
+        second.load_state_dict(state | {"every": 0})
+    assert second.report() == whole.report(), "what is refused changes nothing"
 
 
 def train_with(model, batches, optimizer=None):

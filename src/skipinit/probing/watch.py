@@ -155,12 +155,16 @@ class Watch:
             raise ConfigError(f"a {type(state).__name__} without a format is no state_dict of a watch")
         if state["format"] != _FORMAT:
             raise ConfigError(f"the state of a watch has format {state['format']}; {_FORMAT} is readable")
+        try:
+            step, every = int(state["step"]), int(state["every"])
+            measurements = [Measurement.from_dict(content) for content in state["measurements"]]
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ConfigError(f"not a whole state_dict of a watch ({error!r}); give one unchanged") from error
+        check_settings(every, self.limit)
         self._abandon_trace()
-        self._snapshot, self._updated = None, False
-        self.step, self.every = int(state["step"]), int(state["every"])
-        self._measurements = [Measurement.from_dict(content) for content in state["measurements"]]
-        self._due = self._next_due(self._measurements[-1].step) if self._measurements else 0
-        self._ever_updated = True
+        self._snapshot, self._updated, self._ever_updated = None, False, True
+        self.step, self.every, self._measurements = step, every, measurements
+        self._due = self._next_due(measurements[-1].step) if measurements else 0
 
     # Hooks, in the order in which they fire during a step.
 

@@ -18,8 +18,8 @@ from .points import SIMILAR, At, Span, best_rates, rates_agree, read, still_open
 SAME = 0.5
 """Points of accuracy that are no difference: a few of the paper's standard deviations."""
 NEAR_ONE = 1 / 3
-"""How far from 1 the power of something proportional may be. Rates double: over a factor of 4 in batch size, the
-neighbours of the proportional one have powers of 0.5 and 1.5."""
+"""How far from 1 the power of something proportional may be. Rates double: over a factor of 4 in batch size
+the neighbours of the proportional one have powers of 0.5 and 1.5."""
 LARGER = 2.0
 """The factor from which on a threshold is significantly larger: one step, since batch sizes double."""
 FAR = 4.0
