@@ -69,9 +69,9 @@ class Case:
 
 def cases() -> Iterator[Case]:
     """The twelve."""
-    from families import _stub_torchvision
+    from families.case import stub_torchvision
 
-    _stub_torchvision()
+    stub_torchvision()
     import timm
     import transformers
 

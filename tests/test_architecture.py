@@ -103,7 +103,7 @@ def test_light_modules_import_no_torch(module: str) -> None:
     assert (done.stdout.strip(), done.stderr) == ("[]", "")
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted((ROOT / "benchmarks").rglob("*.py")), ids=lambda path: path.stem)
 def test_benchmarks_import_what_there_is(path: Path) -> None:
     """No test runs them, and a name that moved would be missed on the day of the measurement."""
     for *module, name in filter(None, imported(path)):
