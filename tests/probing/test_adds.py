@@ -256,6 +256,11 @@ def _nearest(m, z):
     return torch.cdist(z, m.table).argmin(1)
 
 
+def _distances(z, table, size):
+    """|z|^2 + |e|^2 - 2 z e, as quantizers compare each example with each entry of a table."""
+    return size(z) + size(table).T - 2 * z @ table.T
+
+
 NOT_RESIDUAL = {
     "chain": lambda m, x: m.b(m.a(x).relu()),
     "bias": lambda m, x: m.a(x) + m.table[0],
@@ -299,6 +304,9 @@ NOT_RESIDUAL = {
     "attention scores and a learned bias": lambda m, x: (q := m.a(x)) @ q.T + q @ m.table.T,
     "global and local values": lambda m, x: m.d(v := m.c(x)) + m.a(m.b(x).relu()) @ x.T @ v,
     "broadcast": lambda m, x: x + m.a(x.mean(0, keepdim=True)),
+    "distances from a table": lambda m, x: _distances(x, m.table, lambda z: z.square().sum(1, keepdim=True)),
+    "distances, powers": lambda m, x: _distances(m.a(x), m.table, lambda z: z.pow(2).sum(1, keepdim=True)),
+    "distances, norms": lambda m, x: _distances(x, m.table, lambda z: z.norm(dim=1, keepdim=True) ** 2),
 }
 
 

@@ -35,6 +35,7 @@ from itertools import permutations
 from torch import Tensor
 
 from .operations import Kind, Node, back_from, depth_of, descending_labels, has_layer, origins, split_paths
+from .written_norms import is_size
 
 BRANCH_SCALAR = "branch_alpha"
 """The name of the learned scalar that a conversion puts at the end of a branch."""
@@ -108,6 +109,8 @@ def _classify_projection(
             return "one layer applied to both operands, as in a recurrence"
     if _count(skip, Kind.ATTENTION):
         return "both operands went through several layers"
+    if is_size(skip, operands[operand]):
+        return "one operand is a sum of squares, as in a distance"
     between = _between(skip, branch, operands[operand], operands[1 - operand])
     if depth_of(between, operands[1 - operand]) <= depth_of(skip, operands[operand]):
         return "what one operand went through entered the other from the side"

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from .operations import BATCH_NORMS, Kind, Node, split_paths
+from .operations import BATCH_NORMS, Kind, Node, origins, split_paths
 from .tensors import storage_of
 
 _STEPS = {
@@ -82,6 +82,17 @@ def _divides_by_size(operation: str, tensor: Node, size: Node) -> bool:
     # The variance may come with the mean that was taken away. A sum of squares may be written as x @ x.
     squared = fork.kind is Kind.SQUARE or bool(kinds & {Kind.SQUARE, Kind.ATTENTION})
     return Kind.SIZE in kinds or (squared and (Kind.INVERSE if operation == "mul" else Kind.ROOT) in kinds)
+
+
+def is_size(path: Sequence[Node], end: Node) -> bool:
+    """Whether only squares and sizes of the path's origin reach its end: |x|^2 in |x|^2 - 2 x e + |e|^2."""
+    within, carried = set(path), set[Node]()
+    for node in path:
+        before = origins(node, learned=True)
+        own = not before or any(parent in carried or parent not in within for parent in before)
+        if own and node.kind not in (Kind.SQUARE, Kind.SIZE):
+            carried.add(node)
+    return end not in carried
 
 
 def _before_scaling(node: Node) -> Node:
