@@ -316,8 +316,34 @@ def test_outputs_in_a_dataclass_are_compared():
 def test_outputs_that_cannot_be_found_are_not_called_equal():
     model = with_statistics(Wrapped())
     model.wrap = Holder
-    with pytest.warns(UserWarning, match="no floating-point tensor was found in what Wrapped returns"):
+    with pytest.warns(UserWarning, match="no floating-point values were found in what Wrapped returns"):
         assert convert(model, IMAGES, keep_function=True).difference is None
+
+
+class Selects(ResNet18):
+    """Returns the logits that reach a threshold, as a detector its boxes: rounding changes how many."""
+
+    threshold = torch.inf
+
+    def forward(self, x):
+        logits = super().forward(x)
+        return {"boxes": logits[logits >= self.threshold]}
+
+
+def test_empty_outputs_are_not_called_equal():
+    model = with_statistics(Selects())
+    with pytest.warns(UserWarning, match="no floating-point values were found in what Selects returns"):
+        assert convert(model, IMAGES, keep_function=True).difference is None
+
+
+def test_outputs_whose_number_depends_on_rounding_are_checked_in_float64():
+    model = with_statistics(Selects()).eval()
+    model.threshold = -torch.inf
+    logits = model(IMAGES)["boxes"]
+    kept = convert(model, IMAGES, keep_function=True).model.eval()(IMAGES)["boxes"]
+    model.threshold = logits[kept < logits][0].item()  # a logit that folding makes smaller
+    with pytest.warns(UserWarning, match="rounding errors: its outputs change in shape, in float64 by"):
+        assert convert(model, IMAGES, keep_function=True).difference == math.inf
 
 
 def test_activations_that_a_model_keeps_are_no_obstacle():
@@ -457,6 +483,7 @@ def test_the_largest_difference_is_relative_to_what_was_expected() -> None:
         largest_difference([torch.tensor([1.0, -2.0]), torch.tensor([11.0]), torch.ones(0)], expected) == 0.5
     )
     assert largest_difference(expected[:2], expected) == math.inf
+    assert largest_difference([torch.ones(3), *expected[1:]], expected) == math.inf
     assert largest_difference([torch.zeros(2)], [torch.zeros(2)]) == largest_difference([], []) == 0
     for place in range(2):  # one NaN is the largest, wherever it is
         outputs = [torch.full_like(each, math.nan) if n == place else each for n, each in enumerate(expected)]

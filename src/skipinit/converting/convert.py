@@ -257,12 +257,13 @@ def _rounding_alone(
                 norms=selection.norms,
             )
             exact = double.difference or 0.0
+    change = "in shape" if difference == math.inf else f"by {difference:.1e} of the largest"
     if exact == math.inf:
         raise SkipinitError(
-            f"{name}: its outputs would change by {difference:.1e} of the largest; it uses "
+            f"{name}: its outputs would change {change}; it uses "
             "its norms in a way that a scale and shift cannot keep: use keep_function=False"
         )
     return (
-        f"{name} amplifies rounding errors: its outputs change by {difference:.1e} of the largest, "
+        f"{name} amplifies rounding errors: its outputs change {change}, "
         f"in float64 by {exact:.1e}; a trained network amplifies them less"
     )

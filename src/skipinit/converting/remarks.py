@@ -33,7 +33,7 @@ def remarks(surgery: Surgery, left: Mapping[str, str], after: ProbeReport, compa
         left = {name: reason for name, reason in left.items() if NO_BATCH_NORM not in reason}
         if not compared:
             yield (
-                f"no floating-point tensor was found in what {name} returns, so it was not checked that "
+                f"no floating-point values were found in what {name} returns, so it was not checked that "
                 "the function is kept; compare the outputs yourself"
             )
     if left:

@@ -217,8 +217,8 @@ def check_finite(outputs: Sequence[Tensor], model: str) -> None:
 
 
 def largest_difference(outputs: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
-    """max |output - expected| / max |expected| over all tensors; NaN if anything is."""
-    if len(outputs) != len(expected):
+    """max |output - expected| / max |expected| over all tensors; NaN if one is, infinite if shapes differ."""
+    if [output.shape for output in outputs] != [wanted.shape for wanted in expected]:
         return math.inf
     ratios = [
         ((output - wanted).abs().max() / wanted.abs().max().clamp(min=torch.finfo(wanted.dtype).tiny)).item()
@@ -245,5 +245,5 @@ def in_double(value: Any) -> Any:
 
 
 def floating_tensors(outputs: Any) -> list[Tensor]:
-    """The floating-point tensors of what a model returned."""
-    return [values_of(tensor) for tensor in tensors_in(outputs) if tensor.is_floating_point()]
+    """The floating-point tensors of what a model returned, without empty ones, such as no boxes."""
+    return [values_of(t) for t in tensors_in(outputs) if t.is_floating_point() and t.numel()]
