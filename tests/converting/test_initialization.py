@@ -256,6 +256,30 @@ def test_what_is_drawn_anew_trains():
     assert not folded[0].conv.weight.requires_grad
 
 
+class Decoding(nn.Module):
+    """As YOLO's heads: in evaluation a frozen layer takes the mean of bins, which training does not use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.decode = net(lambda layer: layer), nn.Conv1d(4, 1, 1, bias=False)
+        self.decode.weight = nn.Parameter(torch.arange(4.0).view(1, 4, 1), requires_grad=False)
+
+    def forward(self, x):
+        logits = self.body(x)
+        return logits if self.training else self.decode(logits.softmax(1)[..., None])
+
+
+def test_a_layer_that_does_not_take_part_in_training_stays(recwarn):
+    model = Decoding()
+    conversion = convert(model, IMAGES)
+    decode = conversion.model.decode
+    assert torch.equal(decode.weight, model.decode.weight) and decode.bias is None
+    assert not decode.weight.requires_grad
+    assert conversion.kept == ("decode.weight",)
+    assert not recwarn.list
+    assert not torch.equal(conversion.model.body[-1].weight, model.body[-1].weight)
+
+
 class Several(nn.Module):
     def __init__(self) -> None:
         super().__init__()

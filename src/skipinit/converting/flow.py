@@ -107,30 +107,45 @@ class Flow:
     """The balance in this pass."""
     passes: tuple[Pass, ...] = (WHOLE,)
     """Those that the model can do with these inputs; together they run every block in training."""
+    read: frozenset[str] = frozenset()
+    """The parameters that take part."""
+    untrained: frozenset[str] = frozenset()
+    """Those of them that take no part in training, as where a detector decodes its boxes."""
 
 
 def find_flow(model: nn.Module, inputs: Inputs, own_norms: tuple[type[nn.Module], ...]) -> Flow:
     """Run the model with no layer dropped, then in evaluation and in training; it is left as it was."""
     flow = _whole_flow(model, inputs, own_norms)
     others, passes = [set[Site]() for _ in flow.blocks], [WHOLE]
-    unseen = set(range(len(flow.blocks)))
+    unseen, trained = set(range(len(flow.blocks))), set[str]()
     looped = has_loop(flow.blocks)
     for further in _FURTHER:
         if further.mode == "training" and not (unseen or looped):
             break
         with suppress(ConfigError), further.prepared(model):  # In training some models need targets.
-            for number, site in _sites_elsewhere(flow, model, inputs, further):
+            found, read = _sites_elsewhere(flow, model, inputs, further)
+            for number, site in found:
                 others[number].add(site)
-                if further.mode == "training":
-                    unseen.discard(number)
+            if further.mode == "training":
+                unseen.difference_update(number for number, _ in found)
+                trained |= read
             passes.append(further)
-    return replace(flow, blocks=tuple(with_other_sites(flow.blocks, others)), passes=tuple(passes))
+    return replace(
+        flow,
+        blocks=tuple(with_other_sites(flow.blocks, others)),
+        passes=tuple(passes),
+        untrained=frozenset() if unseen or not trained else flow.read - trained,
+    )
 
 
 def _sites_elsewhere(
     flow: Flow, model: nn.Module, inputs: Inputs, further: Pass
-) -> Iterator[tuple[int, Site]]:
-    """The number and the site of each block in another pass; its layers tell which block it is."""
+) -> tuple[list[tuple[int, Site]], set[str]]:
+    """The number and the site of each block in another pass, and the parameters that take part in it.
+
+    Its layers tell which block it is.
+    """
+    found: list[tuple[int, Site]] = []
     numbers: defaultdict[tuple[str, frozenset[str]], list[int]] = defaultdict(list)
     for number, block in enumerate(flow.blocks):
         numbers[block.add.module, frozenset(block.add.parameters)].append(number)
@@ -140,8 +155,9 @@ def _sites_elsewhere(
             layers = add.module, frozenset(add.parameters)
             same, site = numbers.get(layers), finder.sites.get(traced_add)
             if same and site is not None:
-                yield same[min(met[layers], len(same) - 1)], site
+                found.append((same[min(met[layers], len(same) - 1)], site))
             met[layers] += 1
+    return found, tracer.read
 
 
 @contextmanager
@@ -197,6 +213,7 @@ def _whole_flow(model: nn.Module, inputs: Inputs, own_norms: tuple[type[nn.Modul
             raw_norms=find_raw_norms(model, norms, nodes, tracer.adds),
             tables=find_tables(model, adds, tracer.adds),
             report=report_of(tracer, model),
+            read=frozenset(tracer.read),
         )
 
 

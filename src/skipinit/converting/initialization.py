@@ -96,11 +96,13 @@ def _find_rules(model: nn.Module, selection: Selection, flow: Flow) -> _Rules:
         only_norm = is_norm(module) and name not in flow.more_than_norms
         if name not in selection or only_norm or "parametrizations" in name.split("."):
             continue
-        rule = _own_rule(module)
-        if is_linear_map(module):
+        rule, own = _own_rule(module), [path for path, _ in module.named_parameters(name, recurse=False)]
+        if not flow.untrained.isdisjoint(own):  # It would never learn.
+            rules.none += own
+        elif is_linear_map(module):
             if id(module._parameters.get("weight")) not in embeddings:
                 rules.maps[name] = module
-        elif rule is not None and list(module.parameters(recurse=False)):
+        elif rule is not None and own:
             rules.own[name] = rule
         else:
             for path, parameter in module.named_parameters(name, recurse=False):

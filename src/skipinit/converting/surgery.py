@@ -209,7 +209,8 @@ class Surgery:
             if not isinstance(layer, LINEAR_MAPS):
                 continue
             wanted = not isinstance(layer, nn.Linear) or name in fed
-            if wanted and name in self.selection and layer.bias is None:
+            trains = f"{name}.weight" not in self.flow.untrained
+            if wanted and trains and name in self.selection and layer.bias is None:
                 size = layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels
                 layer.register_parameter("bias", nn.Parameter(layer.weight.new_zeros(size)))
                 count += 1

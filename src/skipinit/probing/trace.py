@@ -73,6 +73,7 @@ class Tracer(TorchDispatchMode):
         """How many operations on data there were."""
         self.rejected: Counter[str] = Counter()
         """How many additions are not residual, by reason."""
+        self.read = set[str]()  # The parameters that took part.
         self._order = 0
         self._modules = Modules(model)
         self._infos: WeakKeyDictionary[Any, TensorInfo] = WeakKeyDictionary()
@@ -145,6 +146,7 @@ class Tracer(TorchDispatchMode):
         learned = tuple(name for storage in without_data for name in self._parameters_in(storage))
         if not (parents or learned):
             return None
+        self.read.update(learned)
         operands = sum(info is not None for info in data) if parents else 1
         nodes = [None if info is None else info.node for info in data]
         kind = written_kind(operation, call.tensors, nodes) or kind_of(operation, operands, bool(learned))
