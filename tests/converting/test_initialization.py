@@ -273,7 +273,8 @@ def test_a_layer_that_does_not_take_part_in_training_stays(recwarn):
     model = Decoding()
     conversion = convert(model, IMAGES)
     decode = conversion.model.decode
-    assert torch.equal(decode.weight, model.decode.weight) and decode.bias is None
+    assert decode.bias is None
+    assert torch.equal(decode.weight, model.decode.weight)
     assert not decode.weight.requires_grad
     assert conversion.kept == ("decode.weight",)
     assert not recwarn.list

@@ -304,6 +304,9 @@ NOT_RESIDUAL = {
     "attention scores and a learned bias": lambda m, x: (q := m.a(x)) @ q.T + q @ m.table.T,
     "global and local values": lambda m, x: m.d(v := m.c(x)) + m.a(m.b(x).relu()) @ x.T @ v,
     "broadcast": lambda m, x: x + m.a(x.mean(0, keepdim=True)),
+    "two gates of one tensor": lambda m, x: (
+        (h := m.a(x)) * m.b(h).sigmoid() + h * m.c(m.d(h).relu()).sigmoid()
+    ),
     "distances from a table": lambda m, x: _distances(x, m.table, lambda z: z.square().sum(1, keepdim=True)),
     "distances, powers": lambda m, x: _distances(m.a(x), m.table, lambda z: z.pow(2).sum(1, keepdim=True)),
     "distances, norms": lambda m, x: _distances(x, m.table, lambda z: z.norm(dim=1, keepdim=True) ** 2),

@@ -17,9 +17,8 @@ the split.
 
 Through a residual add the stream continues along its skip. Operands whose streams have no common origin, such
 as a position embedding that is added in every layer, are not residual. Whole numbers are no origin: one token
-may choose from several tables. Nor do they carry a signal if a comparison found them: a quantizer,
-`z + (table[nearest] - z)`, has no layer. In `x + f(x) + g(x)`, written in one forward, both additions count:
-the partial sum stands for its skip, x.
+may choose from several tables. Nor do they carry a signal if a comparison found them: a quantizer has no
+layer. In `x + f(x) + g(x)`, written in one forward, both additions count: the partial sum stands for x.
 
 The branch consists of the operations between the origin of the skip and the add. An input from outside, such
 as an encoder's output, is not part of it, and the branch of an inner block belongs to the inner block.
@@ -35,7 +34,7 @@ from itertools import permutations
 from torch import Tensor
 
 from .operations import Kind, Node, back_from, depth_of, descending_labels, has_layer, origins, split_paths
-from .written_norms import is_size
+from .written_norms import leads_past
 
 BRANCH_SCALAR = "branch_alpha"
 """The name of the learned scalar that a conversion puts at the end of a branch."""
@@ -76,9 +75,8 @@ def classify(a: Node, b: Node, call: int) -> Paths | str:
             return _classify_identity(operand, skip, branch, (a, b))
     if depth_a == depth_b:
         return "both operands went through as many layers: neither is a skip"
-    if depth_a < depth_b:
-        return _classify_projection(0, only_a, only_b, (a, b), fork)
-    return _classify_projection(1, only_b, only_a, (a, b), fork)
+    operand, skip, branch = (0, only_a, only_b) if depth_a < depth_b else (1, only_b, only_a)
+    return _classify_projection(operand, skip, branch, (a, b), fork)
 
 
 def _is_apart(fork: Node | None) -> bool:
@@ -98,6 +96,7 @@ def _classify_identity(
 def _classify_projection(
     operand: int, skip: list[Node], branch: list[Node], operands: tuple[Node, Node], fork: Node
 ) -> Paths | str:
+    start, end = operands[operand], operands[1 - operand]
     if weights := _count(skip, Kind.LINEAR):
         if weights > 1 and _count(skip, Kind.ACTIVATION):
             return "both operands went through several layers"
@@ -107,12 +106,14 @@ def _classify_projection(
             return "two linear maps of one tensor"
         if _parameters(skip) & _parameters(branch):
             return "one layer applied to both operands, as in a recurrence"
+        if leads_past((Kind.LINEAR,), skip, start) and leads_past((Kind.LINEAR,), branch, end):
+            return "two gates of one tensor"
     if _count(skip, Kind.ATTENTION):
         return "both operands went through several layers"
-    if is_size(skip, operands[operand]):
+    if not leads_past((Kind.SQUARE, Kind.SIZE), skip, start):
         return "one operand is a sum of squares, as in a distance"
-    between = _between(skip, branch, operands[operand], operands[1 - operand])
-    if depth_of(between, operands[1 - operand]) <= depth_of(skip, operands[operand]):
+    between = _between(skip, branch, start, end)
+    if depth_of(between, end) <= depth_of(skip, start):
         return "what one operand went through entered the other from the side"
     return Paths(operand, tuple(skip), between, tuple(back_from(fork)[-2::-1]))
 

@@ -7,7 +7,7 @@ none.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from torch import Tensor
 
@@ -84,15 +84,14 @@ def _divides_by_size(operation: str, tensor: Node, size: Node) -> bool:
     return Kind.SIZE in kinds or (squared and (Kind.INVERSE if operation == "mul" else Kind.ROOT) in kinds)
 
 
-def is_size(path: Sequence[Node], end: Node) -> bool:
-    """Whether only squares and sizes of the path's origin reach its end: |x|^2 in |x|^2 - 2 x e + |e|^2."""
-    within, carried = set(path), set[Node]()
+def leads_past(kinds: Iterable[Kind], path: Sequence[Node], end: Node) -> bool:
+    """Whether a way along the path leads to its end without an operation of these kinds."""
+    within, reached = set(path), set[Node]()
     for node in path:
         before = origins(node, learned=True)
-        own = not before or any(parent in carried or parent not in within for parent in before)
-        if own and node.kind not in (Kind.SQUARE, Kind.SIZE):
-            carried.add(node)
-    return end not in carried
+        if node.kind not in kinds and (not before or any(p in reached or p not in within for p in before)):
+            reached.add(node)
+    return end in reached
 
 
 def _before_scaling(node: Node) -> Node:
