@@ -27,12 +27,13 @@ from case import Case
 from torch import nn
 
 import skipinit
+from skipinit.probing.forward import arguments_of
 from skipinit.probing.tensors import tensors_in
 from skipinit.provenance import Provenance
 
 STEPS, SECONDS = 20, 10
 """Of training after the conversion from scratch, whichever ends first; seconds of processor time."""
-COLLECTIONS = ("timm_models", "transformers_models")
+COLLECTIONS = ("timm_models", "transformers_models", "image_models")
 
 
 _HEAD = """# Families
@@ -92,28 +93,33 @@ def _describe(conversion: skipinit.Conversion) -> str:
 
 
 def _train(converted: nn.Module, inputs: Any) -> str:
-    if isinstance(inputs, tuple):
-        inputs = (torch.randn(inputs, generator=torch.Generator().manual_seed(0)),)
-    text = _train_at(0.05, converted, inputs)
-    return text if "*" not in text else f"{text}; at 0.005 {_train_at(0.005, converted, inputs)}"
+    args, kwargs = arguments_of(converted, inputs)
+    text = _train_at(0.05, converted, args, kwargs)
+    return text if "*" not in text else f"{text}; at 0.005 {_train_at(0.005, converted, args, kwargs)}"
 
 
-def _train_at(rate: float, converted: nn.Module, inputs: Any) -> str:
+def _train_at(rate: float, converted: nn.Module, args: Any, kwargs: Any) -> str:
     model = copy.deepcopy(converted).train()
     trainer = skipinit.recipe(model, rate, warm_up=5)
     start = time.process_time()
     while len(trainer.losses) < STEPS and time.process_time() - start < SECONDS:
-        trainer.step(_loss(model(**inputs) if isinstance(inputs, dict) else model(*inputs)))
+        trainer.step(_loss(model(*args, **kwargs)))
     first, last, steps = trainer.losses[0], trainer.losses[-1], len(trainer.losses)
     text = f"{first:.3g} to {last:.3g}" + (f" in {steps}" if steps < STEPS else "")
     return text if last < first else f"**{text}**"
 
 
 def _loss(output: Any) -> torch.Tensor:
-    """Cross-entropy of logits, or of the first of a sequence; of images, the distance from a random one."""
-    out = next(tensor for tensor in tensors_in(output) if tensor.requires_grad)
-    if out.dim() > 3:
-        wanted = torch.randn(out.shape, generator=torch.Generator().manual_seed(0))
+    """Cross-entropy of logits, or of the first of a sequence; of images, the distance from a random one.
+
+    A detector returns its losses.
+    """
+    learned = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
+    out = learned[0]
+    if out.dim() == 0:
+        return torch.stack([loss for loss in learned if loss.dim() == 0]).sum()
+    if out.dim() > 3:  # Not the seed of the inputs, which a network near the identity returns.
+        wanted = torch.randn(out.shape, generator=torch.Generator().manual_seed(1))
         return nn.functional.mse_loss(out, wanted)
     return nn.functional.cross_entropy(out if out.dim() == 2 else out[:, 0], torch.arange(len(out)))
 

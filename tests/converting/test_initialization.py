@@ -281,6 +281,28 @@ def test_a_layer_that_does_not_take_part_in_training_stays(recwarn):
     assert not torch.equal(conversion.model.body[-1].weight, model.body[-1].weight)
 
 
+def _binary(parameter):
+    return parameter.sign() * (parameter.shape[1] * parameter.shape[2]) ** -0.5
+
+
+class Binary(nn.Conv2d):
+    """Its forward is made for a weight alone."""
+
+    def forward(self, x):
+        weight, bias = (None if p is None else _binary(p) for p in (self.weight, self.bias))
+        return nn.functional.conv2d(x, weight, bias, padding=self.padding)
+
+
+def test_layers_whose_forward_takes_no_bias_get_none():
+    def binary(layer):
+        return Binary(8, 8, 3, padding=1, bias=False) if isinstance(layer, nn.Conv2d) else layer
+
+    conversion = convert(nn.Sequential(nn.Conv2d(8, 8, 3, bias=False), net(binary)), IMAGES)
+    assert {row.branch_share for row in conversion.after.rows} == {0}
+    layers = [layer for layer in conversion.model.modules() if isinstance(layer, (nn.Conv2d, nn.Linear))]
+    assert [layer.bias is None for layer in layers] == [False, True, True, False]
+
+
 class Several(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -49,6 +49,8 @@ class Corrections:
     """Blocks whose branch contributes although the add scales it: they get no scalar."""
     stand_ins: bool = False
     """Whether the forward reads the weights of removed norms: buffers stay in their place."""
+    only_plain: bool = False
+    """Whether the forward of a layer of another class takes no bias: only layers of torch get one."""
 
 
 def operate(prepared: nn.Module, flow: Flow, plan: Plan, selection: Selection, inputs: Inputs) -> Surgery:
@@ -64,6 +66,9 @@ def operate(prepared: nn.Module, flow: Flow, plan: Plan, selection: Selection, i
         except ConfigError as error:
             if isinstance(error.__cause__, AttributeError) and not corrections.stand_ins:
                 corrections.stand_ins = True  # The forward reads a norm's weight.
+                continue
+            if plan.biases and not (plan.keep_function or corrections.only_plain):
+                corrections.only_plain = True
                 continue
             reason = one_line(error.__cause__ if isinstance(error.__cause__, Exception) else error)
             raise SkipinitError(
@@ -132,6 +137,7 @@ class Surgery:
         self, model: nn.Module, flow: Flow, plan: Plan, selection: Selection, corrections: Corrections
     ) -> None:
         self.model, self.flow, self.plan, self.selection = model, flow, plan, selection
+        self.corrections = corrections
         self.contributing: set[str] = set()
         """The blocks whose branch contributes although every scalar is 0."""
         self.in_training: set[str] = set()
@@ -209,8 +215,9 @@ class Surgery:
             if not isinstance(layer, LINEAR_MAPS):
                 continue
             wanted = not isinstance(layer, nn.Linear) or name in fed
-            trains = f"{name}.weight" not in self.flow.untrained
-            if wanted and trains and name in self.selection and layer.bias is None:
+            takes_one = type(layer) in LINEAR_MAPS or not self.corrections.only_plain
+            wanted = wanted and takes_one and f"{name}.weight" not in self.flow.untrained
+            if wanted and name in self.selection and layer.bias is None:
                 size = layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels
                 layer.register_parameter("bias", nn.Parameter(layer.weight.new_zeros(size)))
                 count += 1
