@@ -232,6 +232,40 @@ def test_a_branch_in_training_alone_is_named():
         convert(nn.Sequential(nn.Linear(6, 6), Auxiliary()), X)
 
 
+class Auxiliary(nn.Module):
+    """In training a second head with a batch norm of its own gives a second loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = net(Normalized)
+        self.auxiliary = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 4))
+
+    def forward(self, x):
+        return (self.body(x), self.auxiliary(x)) if self.training else self.body(x)
+
+
+class Normalized(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.layer = nn.BatchNorm1d(6), nn.Linear(6, 6)
+
+    def forward(self, x):
+        return x + self.layer(self.norm(x).relu())
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_norms_that_run_in_training_alone_are_removed(kept, recwarn):
+    model = Auxiliary()
+    conversion = convert(model, X, keep_function=kept)
+    assert conversion.num_norms == 4
+    assert not any(isinstance(module, nn.BatchNorm1d) for module in conversion.model.modules())
+    assert not conversion.left
+    assert not recwarn.list
+    if kept:  # Batch norms use their averages now, in training too.
+        expected = model.eval().auxiliary(X)
+        torch.testing.assert_close(conversion.model.train()(X)[1], expected)
+
+
 class WantsTargets(nn.Module):
     def __init__(self, block) -> None:
         super().__init__()

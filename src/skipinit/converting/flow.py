@@ -35,6 +35,7 @@ from .norms import (
     is_batch_norm,
     norm_calls,
     norms_on_skip,
+    norms_with,
 )
 from .sites import Site, SiteFinder
 
@@ -74,7 +75,8 @@ class Flow:
 
     blocks: tuple[Block, ...]
     norms: tuple[str, ...]
-    """Every module that normalizes, in order, with frozen batch norms and the user's own types."""
+    """Every module that normalizes, in order, with frozen batch norms and the user's own types; last those
+    of torch that run in training alone, as in a second head."""
     more_than_norms: frozenset[str]
     """Modules that are named after a norm, and also have a linear map or an activation."""
     feeders: Mapping[str, str]
@@ -130,9 +132,12 @@ def find_flow(model: nn.Module, inputs: Inputs, own_norms: tuple[type[nn.Module]
                 unseen.difference_update(number for number, _ in found)
                 trained |= read
             passes.append(further)
+    further_norms = [name for name in norms_with(model, trained - flow.read) if name not in flow.norms]
     return replace(
         flow,
         blocks=tuple(with_other_sites(flow.blocks, others)),
+        norms=(*flow.norms, *further_norms),
+        foldable=flow.foldable.union(n for n in further_norms if is_batch_norm(model.get_submodule(n))),
         passes=tuple(passes),
         untrained=frozenset() if unseen or not trained else flow.read - trained,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, NamedTuple
 
@@ -47,6 +47,12 @@ def unreached_norms(
     own = {name for name in reached if isinstance(model.get_submodule(name), own_types)}
     norms = [n for n, module in model.named_modules() if isinstance(module, _NORMS) and n not in reached]
     return [name for name in norms if own.isdisjoint(outwards(name))]
+
+
+def norms_with(model: nn.Module, parameters: Collection[str]) -> list[str]:
+    """The norms of torch to which some of these parameters belong."""
+    owners = {name.rpartition(".")[0] for name in parameters}
+    return [n for n, module in model.named_modules() if isinstance(module, _NORMS) and n in owners]
 
 
 def find_norms(
