@@ -204,10 +204,11 @@ class StackedPairs:
     def __init__(self) -> None:
         self._pairs: WeakKeyDictionary[Any, tuple[int, Sequence[TensorInfo | None]]] = WeakKeyDictionary()
 
-    def add(self, args: tuple[Any, ...], stacked: Tensor, infos: Sequence[TensorInfo | None]) -> None:
-        """Remember the pair that a call of `stack` with these arguments joined."""
-        axis = args[1] if len(args) > 1 else 0
-        self._pairs[storage_of(stacked)] = axis % stacked.dim(), infos
+    def add(self, call: OperatorCall, result: Tensor) -> None:
+        """If that call stacks a pair, remember it."""
+        if call.operation == "stack" and len(call.tensors) == 2:
+            axis = call.args[1] if len(call.args) > 1 else 0
+            self._pairs[storage_of(result)] = axis % result.dim(), call.infos
 
     def summed_by(
         self, operation: str, args: tuple[Any, ...]

@@ -63,6 +63,8 @@ class Tracer(TorchDispatchMode):
     With `statistics`, both operands and the sum of each add are measured into that buffer.
     """
 
+    supports_higher_order_operators = True
+
     def __init__(
         self, model: nn.Module, inputs: Sequence[Tensor], statistics: StatisticsBuffer | None = None
     ) -> None:
@@ -79,15 +81,12 @@ class Tracer(TorchDispatchMode):
         self._leaves: WeakKeyDictionary[Any, TensorInfo] = WeakKeyDictionary()
         self._stacks = StackedPairs()
         for tensor in inputs:
-            kind = Kind.INPUT if is_signal(tensor) else Kind.CHOICE
-            self._infos[storage_of(tensor)] = TensorInfo(self._node(kind))
+            start = self._node(Kind.INPUT if is_signal(tensor) else Kind.CHOICE)
+            self._infos[storage_of(tensor)] = TensorInfo(start)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Not here: to skip it torch would import it, which takes longer than most probes.
-
-        A mode is active, so what `torch.compile` has wrapped runs eagerly and nothing is compiled.
-        """
+        """Importing it, to skip it, takes longer than most probes; under a mode nothing is compiled."""
         return False
 
     def __enter__(self) -> Tracer:
@@ -108,6 +107,8 @@ class Tracer(TorchDispatchMode):
     ) -> Any:
         """Run one operation and add it to the graph."""
         kwargs = kwargs or {}
+        if isinstance(function, torch._ops.HigherOrderOperator):
+            return self._trace_inside(function, args, kwargs)
         call = self._read(function, args, kwargs)
         if call is None or (node := self._add_node(call)) is None:
             return function(*args, **kwargs)
@@ -121,10 +122,17 @@ class Tracer(TorchDispatchMode):
             self.adds.append(add)
         return result
 
+    def _trace_inside(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run what an operator such as flex attention consists of, operation by operation."""
+        super().__enter__()  # type: ignore[no-untyped-call]
+        try:
+            return function.py_kernels[torch._C.DispatchKey.CompositeExplicitAutograd](*args, **kwargs)
+        finally:
+            super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
+
     def _read(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OperatorCall | None:
         """What the operation reads; None if it takes a tensor for its shape alone."""
-        operation = operation_of(function, args)
-        if is_factory(operation):
+        if is_factory(operation := operation_of(function, args)):
             return None
         # A keyword that is written, `out=`, is not read: what it held before is no operand.
         read = [value for name, value in kwargs.items() if name not in mutable_arguments(function)]
@@ -225,9 +233,9 @@ class Tracer(TorchDispatchMode):
         """Keep what is known about the tensors that the operation wrote; if none, the result is a view."""
         if not (written := written_by(call, result)):
             return
-        node, operation = info.node, call.operation
+        node = info.node
         info.channels = channels_of(call, written[0])
-        numbers = Kind.INDEX if operation in COMPARISONS else Kind.CHOICE
+        numbers = Kind.INDEX if call.operation in COMPARISONS else Kind.CHOICE
         for parent in node.parents:
             if parent.kind is Kind.RESIDUAL:
                 parent.consumers += ((node.kind, node.module),)
@@ -236,8 +244,7 @@ class Tracer(TorchDispatchMode):
                 continue  # A mask carries no signal.
             chosen = node.parents and not is_signal(tensor)
             self._infos[storage_of(tensor)] = TensorInfo(self._node(numbers, (node,))) if chosen else info
-        if operation == "stack" and len(call.tensors) == 2:
-            self._stacks.add(call.args, written[0], call.infos)
+        self._stacks.add(call, written[0])
 
     def _parameters_in(self, storage: Any) -> tuple[str, ...]:
         """The parameters that a storage without data holds, or that its contents were computed from."""
@@ -248,14 +255,13 @@ class Tracer(TorchDispatchMode):
         """If this is a residual add, measure its operands before they can change."""
         if call.operation not in ADDITIONS and self._stacks.summed_by(call.operation, call.args) is None:
             return None
-        found = self._read_add(node, call)
-        if isinstance(found, str):
+        if isinstance(found := self._read_add(node, call), str):
             self.rejected[found] += 1
             return None
         paths, skip, branch = found
         node.kind, node.stream = Kind.RESIDUAL, skip.info.node
-        shape = tuple(skip.tensor.shape)
-        add = TracedAdd(node, call.operation, shape, paths, skip.info.node, branch.info.node)
+        shape, nodes = tuple(skip.tensor.shape), (skip.info.node, branch.info.node)
+        add = TracedAdd(node, call.operation, shape, paths, *nodes)
         if self.statistics is not None:
             axis = channel_axis(skip.tensor, skip.info, branch.info)
             add.skip_statistics = self.statistics.measure(skip.value(), axis, skip.info)
@@ -328,10 +334,7 @@ class Tracer(TorchDispatchMode):
         return Operand(left, first), Operand(right, second)
 
     def _measure_input(self, node: Node, call: OperatorCall) -> None:
-        """Measure the input of a batch norm, or of a scale by a tensor or by 0, which cannot be divided out.
-
-        It must be now: when the block is found, the input no longer exists.
-        """
+        """Measure the input of a batch norm, or of a scale by a tensor or by 0, while it exists."""
         if self.statistics is None or node.kind not in (Kind.SCALE, Kind.NORM):
             return
         operation, operands = call.operation, list(zip(call.tensors, call.data, strict=True))
