@@ -303,6 +303,9 @@ NOT_RESIDUAL = {
     "parts of one tensor": lambda m, x: x[:2] + m.a(x[2:]),
     "biases of chosen experts": lambda m, x: _experts(m, x, lambda scores: scores.argmax(1) % 2),
     "biases of the best experts": lambda m, x: _experts(m, x, lambda scores: scores[:, :2].topk(1)[1][:, 0]),
+    "another part of a constant start": lambda m, x: (
+        (start := torch.zeros(2, 4, 6))[1] + m.a(m.b(x) + m.c(start[0]))
+    ),
     "channels of one tensor": lambda m, x: (
         (h := m.a(x)[:, None]) is not None and _cascade(m, h.view(4, 3, 2))
     ),

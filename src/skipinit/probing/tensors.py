@@ -169,7 +169,7 @@ def sees_skip(paths: Paths, skip: Operand) -> bool:
 
 def _readers(node: Node, origin: Node) -> Iterator[Node]:
     """What reads the result of `origin` for that operation: itself, or the scales and copies before it."""
-    for parent in node.parents:
+    for parent in (*node.parents, *node.sources):
         reader = node
         while parent is not origin and parent.kind in (Kind.SCALE, Kind.PASS) and len(parent.parents) == 1:
             reader, parent = parent, parent.parents[0]
@@ -182,10 +182,11 @@ def _parts_of(origin: Node, node: Node) -> list[Part | None]:
     return [part for parent, part in node.parts if parent is origin] or [None]
 
 
-def parts_read(call: OperatorCall) -> tuple[tuple[Node, Part], ...]:
-    """Of which operands from data an operation used only a part of the storage, and which part."""
-    read = zip(call.tensors, call.storages, call.data, strict=True)
-    parts = ((info.node, part_of(tensor, storage)) for tensor, storage, info in read if info is not None)
+def parts_read(call: OperatorCall, leaves: Mapping[Any, TensorInfo]) -> tuple[tuple[Node, Part], ...]:
+    """Of which operands, constants too, it used only a part of the storage, and which part."""
+    read = zip(call.tensors, call.storages, call.infos, strict=True)
+    known = ((tensor, storage, info or leaves.get(storage)) for tensor, storage, info in read)
+    parts = ((info.node, part_of(tensor, storage)) for tensor, storage, info in known if info is not None)
     return tuple((node, part) for node, part in parts if part is not None)
 
 

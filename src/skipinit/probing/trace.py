@@ -159,7 +159,7 @@ class Tracer(TorchDispatchMode):
         sources = self._sources(kind, parents, zip(call.tensors, call.infos, strict=True))
         node = self._node(kind, parents, learned)
         node.sources = sources
-        node.parts = parts_read(call)
+        node.parts = parts_read(call, self._leaves)
         node.constant = constant_of(operation, call.args) if kind is Kind.SCALE else 1.0
         node.over_batch = kind is Kind.NORM and normalizes_over_batch(operation, call.tensors)
         if parents:
