@@ -85,7 +85,9 @@ def _classify_identity(
 ) -> Paths | str:
     origin, end = operands[operand], operands[1 - operand]
     scaled = any(name.endswith(BRANCH_SCALAR) for node in branch for name in node.parameters)
-    if not scaled and not has_layer(_descending(skip, branch, origin, end)):
+    inside = _descending(skip, branch, origin, end)
+    # Weights may be computed at the side, as from a style.
+    if not (scaled or has_layer(inside) or (_count(inside, Kind.ATTENTION) and has_layer(branch))):
         return "no layer lies on either operand's path"
     return Paths(operand, tuple(skip), _between(skip, branch, origin, end))
 

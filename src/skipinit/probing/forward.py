@@ -147,10 +147,10 @@ def traced(
         if plain and not bool(tensor.isfinite().all()):
             raise ConfigError(f"the input {_describe(tensor)} holds NaN or infinity before the model runs")
     tracer = Tracer(model, tensors, statistics)
-    if around is None:
-        around = GradientHooks if gradients else nullcontext
+    around = around or (GradientHooks if gradients else nullcontext)
+    kept = tracer.modules.parameters_restored()
     # In inference mode torch dispatches whole layers, whose operations the tracer would not see.
-    with torch.inference_mode(False), preserve_state(model, mode), torch.set_grad_enabled(gradients):
+    with torch.inference_mode(False), preserve_state(model, mode), torch.set_grad_enabled(gradients), kept:
         try:
             with tracer, around(tracer):
                 output = model(*args, **kwargs)

@@ -107,11 +107,17 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
         yield from tensors_in([getattr(value, field.name, None) for field in fields(value)])
 
 
+def overwritten_by(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
+    """The tensors among its arguments that an operation writes into."""
+    if places := mutable_arguments(function):
+        given = (*enumerate(args), *kwargs.items())
+        yield from tensors_in([value for place, value in given if place in places])
+
+
 def written_by(call: OperatorCall, result: Any) -> list[Tensor]:
     """The tensors whose storage the operation wrote: new results, mutated inputs, those given as `out=`."""
     new = [out for out in tensors_in(result) if storage_of(out) not in call.storages]
-    given, mutable = (*enumerate(call.args), *call.kwargs.items()), mutable_arguments(call.function)
-    mutated = tensors_in([value for place, value in given if place in mutable])
+    mutated = overwritten_by(call.function, call.args, call.kwargs)
     return [tensor for tensor in (*new, *mutated) if not isinstance(storage_of(tensor), _NoStorage)]
 
 

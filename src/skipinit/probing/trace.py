@@ -76,7 +76,7 @@ class Tracer(TorchDispatchMode):
         self.rejected: Counter[str] = Counter()
         """How many additions are not residual, by reason."""
         self._order = 0
-        self._modules = Modules(model)
+        self.modules = Modules(model)
         self._infos: WeakKeyDictionary[Any, TensorInfo] = WeakKeyDictionary()
         self._leaves: WeakKeyDictionary[Any, TensorInfo] = WeakKeyDictionary()
         self._stacks = StackedPairs()
@@ -90,13 +90,13 @@ class Tracer(TorchDispatchMode):
         return False
 
     def __enter__(self) -> Tracer:
-        self._modules.__enter__()
+        self.modules.__enter__()
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *exception: Any) -> None:
         super().__exit__(*exception)  # type: ignore[no-untyped-call]
-        self._modules.__exit__(*exception)
+        self.modules.__exit__(*exception)
         # A recurrent cell in the user's code is recognized by its second step.
         if recurrent := recurrent_adds(self.adds):
             self.rejected[_RECURRENT] += len(recurrent)
@@ -109,6 +109,7 @@ class Tracer(TorchDispatchMode):
         kwargs = kwargs or {}
         if isinstance(function, torch._ops.HigherOrderOperator):
             return self._trace_inside(function, args, kwargs)
+        self.modules.keep_parameters(function, args, kwargs)
         call = self._read(function, args, kwargs)
         if call is None or (node := self._add_node(call)) is None:
             return function(*args, **kwargs)
@@ -177,11 +178,6 @@ class Tracer(TorchDispatchMode):
             node.layered = kind is Kind.LINEAR or any(source.layered for source in sources)
         return node
 
-    @property
-    def call(self) -> int:
-        """The number of the innermost module call that is running."""
-        return self._modules.running.number
-
     def node_of(self, tensor: Tensor) -> Node | None:
         """The operation that computed a tensor of the pass; None if that is not known."""
         info = self._infos.get(storage_of(tensor))
@@ -189,7 +185,7 @@ class Tracer(TorchDispatchMode):
 
     def _node(self, kind: Kind, parents: tuple[Node, ...] = (), parameters: tuple[str, ...] = ()) -> Node:
         self._order += 1
-        call = self._modules.running
+        call = self.modules.running
         return Node(self._order, kind, parents, module=call.name, call=call.number, parameters=parameters)
 
     def _sources(
@@ -220,7 +216,7 @@ class Tracer(TorchDispatchMode):
     def _cast_before(self, tensor: Tensor, storage: Any) -> TensorInfo | None:
         """What the trace would know about a cast of a parameter if it had not been made before."""
         parameter = cast_of(tensor)
-        if parameter is None or not (names := self._modules.parameters_in(storage_of(parameter))):
+        if parameter is None or not (names := self.modules.parameters_in(storage_of(parameter))):
             return None
         sources = self._sources(Kind.PASS, (), [(parameter, None)])
         cast = self._node(Kind.PASS, (), names)
@@ -249,7 +245,7 @@ class Tracer(TorchDispatchMode):
     def _parameters_in(self, storage: Any) -> tuple[str, ...]:
         """The parameters that a storage without data holds, or that its contents were computed from."""
         info = self._infos.get(storage)
-        return self._modules.parameters_in(storage) if info is None else info.node.parameters
+        return self.modules.parameters_in(storage) if info is None else info.node.parameters
 
     def _find_add(self, node: Node, call: OperatorCall) -> TracedAdd | None:
         """If this is a residual add, measure its operands before they can change."""
@@ -272,7 +268,7 @@ class Tracer(TorchDispatchMode):
 
     def _read_add(self, node: Node, call: OperatorCall) -> tuple[Paths, Operand, Operand] | str:
         """The paths of a residual add, its skip and its branch; or why the addition is none."""
-        if isinstance(self._modules.running.module, (nn.RNNBase, nn.RNNCellBase)):
+        if isinstance(self.modules.running.module, (nn.RNNBase, nn.RNNCellBase)):
             # They slice one product over all steps, so each step looks like the identity of the last.
             return _RECURRENT
         if node.kind is Kind.PASS:
