@@ -223,6 +223,25 @@ def test_a_rule_of_the_users_own_starts_its_layer_alone():
         convert(nn.Sequential(Failing()), IDS)
 
 
+def test_a_rule_of_the_users_own_may_reset_its_norms():
+    class Cell(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gate, self.norm, self.last = nn.Parameter(torch.ones(8)), nn.LayerNorm(8), nn.Linear(8, 8)
+
+        def reset_parameters(self):
+            nn.init.constant_(self.gate, 2.0)
+            self.norm.reset_parameters()
+
+        def forward(self, x):
+            return x + self.last(self.norm(x * self.gate))
+
+    conversion = convert(nn.Sequential(Cell(), Cell()), torch.randn(4, 8))
+    assert conversion.num_norms == 2
+    assert conversion.model[0].gate.unique().tolist() == [2.0]
+    assert type(conversion.model[0].norm) is nn.Identity
+
+
 class Gain(nn.Module):
     """Its reset_parameters needs an argument, so it is no rule."""
 

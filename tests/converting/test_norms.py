@@ -11,7 +11,7 @@ from skipinit import convert
 from skipinit.converting.norms import norm_calls
 from skipinit.errors import SkipinitError
 from support.convert_models import scalars
-from support.probe_models import vectors
+from support.probe_models import Function, vectors
 from support.written_norms import TWINS, CosineAttention, NormedLinear, ResponseNorm, WrittenNorm, network
 
 X = vectors(8)
@@ -301,3 +301,17 @@ def test_a_norm_that_does_more_than_to_compare_is_named(form):
         SkipinitError, match=r"Compared: Compared .Compared normalizes inside its own forward"
     ):
         convert(Compared(LAYERS[form]), X, strict=True)
+
+
+@pytest.mark.filterwarnings("ignore:left as they were:UserWarning")
+def test_a_norm_inside_a_long_forward_is_found_in_time():
+    """Each step joins two paths: there are 2 to the 60 ways back from the norm on the skip."""
+
+    def forward(m, x):
+        for _ in range(60):
+            x = x * x.sigmoid() + 1
+        x = F.layer_norm(x, (6,))
+        return x + m.b(m.a(x).relu())
+
+    conversion = convert(Function(forward), torch.randn(4, 6))
+    assert conversion.num_blocks == 1

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.attention.flex_attention import flex_attention
 
 from skipinit.nets.create import create_model
 from skipinit.probing.measure import find_residual_adds, probe
@@ -161,6 +162,11 @@ RESIDUAL = {
         lambda m, x: x + torch.stack([m.a(x), m.b(x)])[m.c(x).argmax(1) % 2, torch.arange(4)],
         0,
     ),
+    "chosen examples": (lambda m, x: x[i := m.b(x).sum(1).argsort()[:2]] + m.a(x)[i], 0),
+    "chosen examples, each once": (
+        lambda m, x: x[i := m.b(x).sum(1).argsort()[:2].unique()] + m.a(x)[i],
+        0,
+    ),
     "a half of the identity taken away": (lambda m, x: torch.add(x, m.a(x) - x, alpha=0.5), 0),
     "another part taken away": (lambda m, x: x[:2] + (m.a(x)[:2] - x[2:]), 0),
     "query of zeros": (lambda m, x: (q := torch.zeros(4, 6)) + _attention(m, q + m.table, x), 0),
@@ -212,6 +218,20 @@ def test_a_stream_goes_on_through_out_arguments(form):
     assert all((row.branch_variance_before_scalar is not None) is scaled for row in rows)
 
 
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
+def test_flex_attention_is_one_branch():
+    def attend(m, x):
+        return flex_attention(*(layer(x)[None, None] for layer in (m.a, m.b, m.c)), score_mod=_near)[0, 0]
+
+    def _near(score, b, h, i, j):
+        return score - (i - j).abs()
+
+    model = Function(lambda m, x: x + m.d(attend(m, m.norm(x))))
+    (add,) = find_residual_adds(model, VECTORS)
+    assert add.branch_modules == ("norm", "a", "b", "c", "d")
+    assert probe(model, VECTORS).rows[0].is_finite
+
+
 def test_several_skips():
     long = Function(lambda m, x: (y := x + m.a(x)) is not None and x + m.c((y + m.b(y)).relu()))
     adds = find_residual_adds(long, VECTORS)
@@ -261,6 +281,11 @@ def _distances(z, table, size):
     return size(z) + size(table).T - 2 * z @ table.T
 
 
+def _without(v, direction):
+    """What is left of v without its part along a direction that no layer computed from v."""
+    return v - (v * direction).sum(1, keepdim=True) * direction
+
+
 NOT_RESIDUAL = {
     "chain": lambda m, x: m.b(m.a(x).relu()),
     "bias": lambda m, x: m.a(x) + m.table[0],
@@ -283,6 +308,9 @@ NOT_RESIDUAL = {
     "parts of one tensor": lambda m, x: x[:2] + m.a(x[2:]),
     "biases of chosen experts": lambda m, x: _experts(m, x, lambda scores: scores.argmax(1) % 2),
     "biases of the best experts": lambda m, x: _experts(m, x, lambda scores: scores[:, :2].topk(1)[1][:, 0]),
+    "another part of a constant start": lambda m, x: (
+        (start := torch.zeros(2, 4, 6))[1] + m.a(m.b(x) + m.c(start[0]))
+    ),
     "channels of one tensor": lambda m, x: (
         (h := m.a(x)[:, None]) is not None and _cascade(m, h.view(4, 3, 2))
     ),
@@ -302,6 +330,8 @@ NOT_RESIDUAL = {
     "identity taken away and added again": lambda m, x: x + (m.a(x) - x),
     "residual quantizer": lambda m, x: m.a((z := m.b(x)) - F.embedding(_nearest(m, z), m.table)),
     "attention scores and a learned bias": lambda m, x: (q := m.a(x)) @ q.T + q @ m.table.T,
+    "a direction taken away": lambda m, x: m.a(_without(m.b(x), F.normalize(x, dim=1))),
+    "a scale from elsewhere": lambda m, x: m.a((h := m.b(x)) + h * m.c(m.norm(x))),
     "global and local values": lambda m, x: m.d(v := m.c(x)) + m.a(m.b(x).relu()) @ x.T @ v,
     "broadcast": lambda m, x: x + m.a(x.mean(0, keepdim=True)),
     "two gates of one tensor": lambda m, x: (

@@ -6,6 +6,7 @@ import copy
 import math
 import random
 import threading
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -266,3 +267,22 @@ def test_modules_that_run_in_another_thread_give_no_names():
     model.other = Waiting(6, 6)
     (add,) = find_residual_adds(nn.Sequential(model), VECTORS)
     assert (add.module, add.branch_modules) == ("0", ("0.a",))
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_parameters_that_a_forward_writes_into_are_restored(fails):
+    """EDM2's networks normalize their weights in the forward pass, in training."""
+
+    class Forced(nn.Linear):
+        def forward(self, x):
+            with torch.no_grad():
+                self.weight[1:].copy_(F.normalize(self.weight[1:]))
+            if fails:
+                raise RuntimeError("not today")
+            return x + super().forward(x)
+
+    model, other = nn.Sequential(nn.Linear(6, 6), Forced(6, 6)), torch.randn(4, 6)
+    before = {name: values.clone() for name, values in model.state_dict().items()}
+    with pytest.raises(ConfigError, match="not today") if fails else nullcontext():
+        assert probe(model, other, torch.zeros(4).long()).rows[0].gradient_norm > 0
+    assert all(torch.equal(values, before[name]) for name, values in model.state_dict().items())

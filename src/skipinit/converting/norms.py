@@ -218,12 +218,15 @@ def norms_on_skip(adds: Sequence[TracedAdd], norms: set[str]) -> tuple[str, ...]
 
 
 def _normalizes_sum(norm: Node) -> bool:
-    given, waiting = set[Kind](), [norm]
+    waiting, seen = [norm], {norm}
     while waiting:
         node = waiting.pop()
-        waiting.extend(parent for parent in node.parents if parent.call == norm.call)
-        given.update(parent.kind for parent in node.parents if parent.call != norm.call)
-    return Kind.RESIDUAL in given
+        inside = {parent for parent in node.parents if parent.call == norm.call}
+        if any(parent.kind is Kind.RESIDUAL for parent in node.parents if parent not in inside):
+            return True
+        waiting += inside - seen
+        seen |= inside
+    return False
 
 
 def find_raw_norms(

@@ -113,7 +113,7 @@ class SiteFinder(TorchFunctionMode):
         if getattr(function, "__name__", "") not in _FUNCTIONS:
             return function(*args, **(kwargs or {}))
         path, _ = call_path(sys._getframe(1))
-        call, before = self.tracer.call, len(self.tracer.adds)
+        call, before = self.tracer.modules.running.number, len(self.tracer.adds)
         result = function(*args, **(kwargs or {}))
         for add in self.tracer.adds[before:]:
             hit = self._hits[call, path]

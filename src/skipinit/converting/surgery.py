@@ -33,7 +33,7 @@ from .extensions import (
     scalar,
 )
 from .flow import WHOLE, Flow
-from .initialization import draw_weights
+from .initialization import Drawn, draw_weights
 from .plan import Plan, Selection, outwards
 from .removal import NormRemoval
 from .sites import ScaledAdds, source_of
@@ -191,12 +191,15 @@ class Surgery:
         scheme = self.plan.scheme
         if scheme.merge == "divide-sqrt2":
             self._check_sums()
+        # A layer's own rule may initialize norms inside it: they have to be there.
+        fresh = not self.plan.keep_function
+        drawn = draw_weights(self.model, self.selection, self.plan, self.flow) if fresh else None
         self.removal.run()
         self.changes += self.removal.changes
-        if not self.plan.keep_function:
+        if drawn is not None:
             if self.plan.biases:
                 self._add_biases()
-            self._initialize()
+            self._note_drawn(drawn)
         if scheme.fixup:
             self._bias_inputs()
         if scheme.dropout:
@@ -224,11 +227,12 @@ class Surgery:
         if count:
             self._log(None, "", f"a bias in {count} layers that had none")
 
-    def _initialize(self) -> None:
-        drawn = draw_weights(self.model, self.selection, self.plan, self.flow)
-        self.unfrozen, kept = drawn.unfrozen, drawn.kept
+    def _note_drawn(self, drawn: Drawn) -> None:
+        """What was drawn of the parameters that are left. Learned scales at the end of a branch become 1."""
         for name in drawn.by_own_rule:
-            self._log(None, name, "drawn by its own rule")
+            if self._remains(name):
+                self._log(None, name, "drawn by its own rule")
+        kept = drawn.kept
         remaining = dict(self.model.named_parameters())
         with torch.no_grad():
             for block in self.blocks:
@@ -236,7 +240,12 @@ class Surgery:
                 if scale is not None and scale in remaining:
                     remaining[scale].fill_(1.0)
                     kept = [name for name in kept if name != scale]
-        self.kept = [name for name in kept if self.removed_norms.isdisjoint(outwards(name))]
+        self.kept = [name for name in kept if self._remains(name)]
+        self.unfrozen = [name for name in drawn.unfrozen if self._remains(name)]
+
+    def _remains(self, name: str) -> bool:
+        """Whether the module or parameter is in no norm that was removed."""
+        return self.removed_norms.isdisjoint(outwards(name))
 
     def _scale_branches(self) -> None:
         for block in self.on_tail:

@@ -60,7 +60,7 @@ def classify(a: Node, b: Node, call: int) -> Paths | str:
     if a is b:
         return "both operands are one tensor"
     only_a, only_b, fork = split_paths(a, b)
-    if fork is None or _is_apart(fork) or _is_apart(split_paths(a, b, along_skips=True)[2]):
+    if fork is None or split_paths(a, b, along_skips=True)[2] is None:
         return "the operands have no common origin"
     if not only_a or not only_b:
         return _classify_identity(0 if not only_a else 1, [], only_b or only_a, (a, b))
@@ -79,18 +79,16 @@ def classify(a: Node, b: Node, call: int) -> Paths | str:
     return _classify_projection(operand, skip, branch, (a, b), fork)
 
 
-def _is_apart(fork: Node | None) -> bool:
-    """Whether streams that meet there or nowhere are two: lookups of one token in two tables are."""
-    return fork is None or fork.kind in (Kind.CHOICE, Kind.INDEX)
-
-
 def _classify_identity(
     operand: int, skip: list[Node], branch: list[Node], operands: tuple[Node, Node]
 ) -> Paths | str:
+    origin, end = operands[operand], operands[1 - operand]
     scaled = any(name.endswith(BRANCH_SCALAR) for node in branch for name in node.parameters)
-    if not scaled and not has_layer(branch):
+    inside = _descending(skip, branch, origin, end)
+    # Weights may be computed at the side, as from a style.
+    if not (scaled or has_layer(inside) or (_count(inside, Kind.ATTENTION) and has_layer(branch))):
         return "no layer lies on either operand's path"
-    return Paths(operand, tuple(skip), _between(skip, branch, operands[operand], operands[1 - operand]))
+    return Paths(operand, tuple(skip), _between(skip, branch, origin, end))
 
 
 def _classify_projection(
@@ -118,15 +116,21 @@ def _classify_projection(
     return Paths(operand, tuple(skip), between, tuple(back_from(fork)[-2::-1]))
 
 
+def _descending(skip: list[Node], branch: list[Node], origin: Node, end: Node) -> list[Node]:
+    """The operations of `branch` that depend on where the skip comes from. Others enter from the side."""
+    learned = not (origin.from_data and end.from_data)
+    own = set(skip)
+    found = {p for node in skip for p in origins(node, learned) if p not in own} or {origin}
+    for node in branch:
+        if any(parent in found for parent in origins(node, learned)):
+            found.add(node)
+    return [node for node in branch if node in found]
+
+
 def _between(skip: list[Node], branch: list[Node], origin: Node, end: Node) -> tuple[Node, ...]:
     """The operations of `branch` that lead from where the skip comes from to `end`."""
     learned = not (origin.from_data and end.from_data)
-    own = set(skip)
-    descending = {p for node in skip for p in origins(node, learned) if p not in own} or {origin}
-    for node in branch:
-        if any(parent in descending for parent in origins(node, learned)):
-            descending.add(node)
-    on_path, candidates, waiting = set[Node](), descending.intersection(branch), [end]
+    on_path, candidates, waiting = set[Node](), set(_descending(skip, branch, origin, end)), [end]
     while waiting:
         node = waiting.pop()
         if node in candidates and node not in on_path:

@@ -147,10 +147,10 @@ def traced(
         if plain and not bool(tensor.isfinite().all()):
             raise ConfigError(f"the input {_describe(tensor)} holds NaN or infinity before the model runs")
     tracer = Tracer(model, tensors, statistics)
-    if around is None:
-        around = GradientHooks if gradients else nullcontext
+    around = around or (GradientHooks if gradients else nullcontext)
+    kept = tracer.modules.parameters_restored()
     # In inference mode torch dispatches whole layers, whose operations the tracer would not see.
-    with torch.inference_mode(False), preserve_state(model, mode), torch.set_grad_enabled(gradients):
+    with torch.inference_mode(False), preserve_state(model, mode), torch.set_grad_enabled(gradients), kept:
         try:
             with tracer, around(tracer):
                 output = model(*args, **kwargs)
@@ -300,7 +300,7 @@ def _eager_execution() -> Iterator[None]:
     torch.backends.mha.set_fastpath_enabled(False)
     torch.set_autocast_cache_enabled(False)
     with ExitStack() as stack:
-        if "torch._dynamo" in sys.modules:  # Nothing is compiled otherwise, and importing it takes a second.
+        if {"torch._dynamo", "torch.nn.attention.flex_attention"} & sys.modules.keys():  # Else none compiles.
             stack.enter_context(torch.compiler.set_stance("force_eager"))
             # Ignore its warning that hooks see both a compiled module and the module in it.
             stack.enter_context(warnings.catch_warnings())

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from threading import get_ident
 from typing import Any, NamedTuple
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from .tensors import storage_of
+from .tensors import overwritten_by, storage_of
 
 
 class ModuleCall(NamedTuple):
@@ -27,6 +30,7 @@ class Modules:
         self._calls = [ModuleCall(model, "", 0)]
         self._count = 0
         self._owners: dict[Any, nn.Module] = {}
+        self._kept: dict[nn.Parameter, Tensor] = {}
         for module in model.modules():
             for parameter in module.parameters(recurse=False):
                 self._owners.setdefault(storage_of(parameter), module)
@@ -56,6 +60,25 @@ class Modules:
             return ()
         named = owner.named_parameters(self._names[owner], recurse=False)
         return tuple(name for name, parameter in named if storage_of(parameter) is storage)
+
+    def keep_parameters(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Copy the parameters that an operation is about to write into."""
+        for tensor in overwritten_by(function, args, kwargs):
+            storage = storage_of(tensor)
+            owner = self._owners.get(storage)
+            for parameter in () if owner is None else owner.parameters(recurse=False):
+                if storage_of(parameter) is storage and parameter not in self._kept:
+                    self._kept[parameter] = parameter.detach().clone()
+
+    @contextmanager
+    def parameters_restored(self) -> Iterator[None]:
+        """Run the body, then write back what it changed."""
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for parameter, values in self._kept.items():
+                    parameter.copy_(values)
 
     def _enter_module(self, module: nn.Module, _: Any) -> None:
         # A mode is one thread's; hooks also see the model's modules run in others.

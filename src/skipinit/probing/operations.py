@@ -197,7 +197,8 @@ def split_paths(a: Node, b: Node, along_skips: bool = False) -> tuple[list[Node]
 
     Walks back in time from both at once and stops when no node is left that only one descends from. The cost
     depends on the size of the block, not of the network. With `along_skips`, the way through a residual add
-    is its skip alone, and streams may also come from learned tensors.
+    is its skip alone, and streams may also come from learned tensors. Whole numbers are no common ancestor:
+    one token may choose from two tables.
     """
     learned = along_skips or not (a.from_data and b.from_data)
     reach = {a: 1, b: 2}
@@ -210,6 +211,8 @@ def split_paths(a: Node, b: Node, along_skips: bool = False) -> tuple[list[Node]
         node = heapq.heappop(frontier)[1]
         sides = reach[node]
         if sides == 3:
+            if _chooses(node):
+                continue
             fork = fork or node
         else:
             one_sided -= 1
@@ -220,9 +223,14 @@ def split_paths(a: Node, b: Node, along_skips: bool = False) -> tuple[list[Node]
             one_sided += (after in (1, 2)) - (before in (1, 2))
             if not before:
                 heapq.heappush(frontier, (-parent.order, parent))
-    if fork is None and frontier:
-        fork = frontier[0][1]
+    if fork is None:
+        fork = next((node for _, node in sorted(frontier) if not _chooses(node)), None)
     return only[1][::-1], only[2][::-1], fork
+
+
+def _chooses(node: Node) -> bool:
+    """Whether these are whole numbers, such as token ids."""
+    return node.kind in (Kind.CHOICE, Kind.INDEX)
 
 
 def note_difference(node: Node, operation: str) -> None:

@@ -107,11 +107,17 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
         yield from tensors_in([getattr(value, field.name, None) for field in fields(value)])
 
 
+def overwritten_by(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
+    """The tensors among its arguments that an operation writes into."""
+    if places := mutable_arguments(function):
+        given = (*enumerate(args), *kwargs.items())
+        yield from tensors_in([value for place, value in given if place in places])
+
+
 def written_by(call: OperatorCall, result: Any) -> list[Tensor]:
     """The tensors whose storage the operation wrote: new results, mutated inputs, those given as `out=`."""
     new = [out for out in tensors_in(result) if storage_of(out) not in call.storages]
-    given, mutable = (*enumerate(call.args), *call.kwargs.items()), mutable_arguments(call.function)
-    mutated = tensors_in([value for place, value in given if place in mutable])
+    mutated = overwritten_by(call.function, call.args, call.kwargs)
     return [tensor for tensor in (*new, *mutated) if not isinstance(storage_of(tensor), _NoStorage)]
 
 
@@ -169,7 +175,7 @@ def sees_skip(paths: Paths, skip: Operand) -> bool:
 
 def _readers(node: Node, origin: Node) -> Iterator[Node]:
     """What reads the result of `origin` for that operation: itself, or the scales and copies before it."""
-    for parent in node.parents:
+    for parent in (*node.parents, *node.sources):
         reader = node
         while parent is not origin and parent.kind in (Kind.SCALE, Kind.PASS) and len(parent.parents) == 1:
             reader, parent = parent, parent.parents[0]
@@ -182,10 +188,11 @@ def _parts_of(origin: Node, node: Node) -> list[Part | None]:
     return [part for parent, part in node.parts if parent is origin] or [None]
 
 
-def parts_read(call: OperatorCall) -> tuple[tuple[Node, Part], ...]:
-    """Of which operands from data an operation used only a part of the storage, and which part."""
-    read = zip(call.tensors, call.storages, call.data, strict=True)
-    parts = ((info.node, part_of(tensor, storage)) for tensor, storage, info in read if info is not None)
+def parts_read(call: OperatorCall, leaves: Mapping[Any, TensorInfo]) -> tuple[tuple[Node, Part], ...]:
+    """Of which operands, constants too, it used only a part of the storage, and which part."""
+    read = zip(call.tensors, call.storages, call.infos, strict=True)
+    known = ((tensor, storage, info or leaves.get(storage)) for tensor, storage, info in read)
+    parts = ((info.node, part_of(tensor, storage)) for tensor, storage, info in known if info is not None)
     return tuple((node, part) for node, part in parts if part is not None)
 
 
@@ -204,10 +211,11 @@ class StackedPairs:
     def __init__(self) -> None:
         self._pairs: WeakKeyDictionary[Any, tuple[int, Sequence[TensorInfo | None]]] = WeakKeyDictionary()
 
-    def add(self, args: tuple[Any, ...], stacked: Tensor, infos: Sequence[TensorInfo | None]) -> None:
-        """Remember the pair that a call of `stack` with these arguments joined."""
-        axis = args[1] if len(args) > 1 else 0
-        self._pairs[storage_of(stacked)] = axis % stacked.dim(), infos
+    def add(self, call: OperatorCall, result: Tensor) -> None:
+        """If that call stacks a pair, remember it."""
+        if call.operation == "stack" and len(call.tensors) == 2:
+            axis = call.args[1] if len(call.args) > 1 else 0
+            self._pairs[storage_of(result)] = axis % result.dim(), call.infos
 
     def summed_by(
         self, operation: str, args: tuple[Any, ...]

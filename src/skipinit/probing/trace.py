@@ -63,6 +63,8 @@ class Tracer(TorchDispatchMode):
     With `statistics`, both operands and the sum of each add are measured into that buffer.
     """
 
+    supports_higher_order_operators = True
+
     def __init__(
         self, model: nn.Module, inputs: Sequence[Tensor], statistics: StatisticsBuffer | None = None
     ) -> None:
@@ -75,30 +77,27 @@ class Tracer(TorchDispatchMode):
         """How many additions are not residual, by reason."""
         self.read = set[str]()  # The parameters that took part.
         self._order = 0
-        self._modules = Modules(model)
+        self.modules = Modules(model)
         self._infos: WeakKeyDictionary[Any, TensorInfo] = WeakKeyDictionary()
         self._leaves: WeakKeyDictionary[Any, TensorInfo] = WeakKeyDictionary()
         self._stacks = StackedPairs()
         for tensor in inputs:
-            kind = Kind.INPUT if is_signal(tensor) else Kind.CHOICE
-            self._infos[storage_of(tensor)] = TensorInfo(self._node(kind))
+            start = self._node(Kind.INPUT if is_signal(tensor) else Kind.CHOICE)
+            self._infos[storage_of(tensor)] = TensorInfo(start)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Not here: to skip it torch would import it, which takes longer than most probes.
-
-        A mode is active, so what `torch.compile` has wrapped runs eagerly and nothing is compiled.
-        """
+        """Importing it, to skip it, takes longer than most probes; under a mode nothing is compiled."""
         return False
 
     def __enter__(self) -> Tracer:
-        self._modules.__enter__()
+        self.modules.__enter__()
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *exception: Any) -> None:
         super().__exit__(*exception)  # type: ignore[no-untyped-call]
-        self._modules.__exit__(*exception)
+        self.modules.__exit__(*exception)
         # A recurrent cell in the user's code is recognized by its second step.
         if recurrent := recurrent_adds(self.adds):
             self.rejected[_RECURRENT] += len(recurrent)
@@ -109,6 +108,9 @@ class Tracer(TorchDispatchMode):
     ) -> Any:
         """Run one operation and add it to the graph."""
         kwargs = kwargs or {}
+        if isinstance(function, torch._ops.HigherOrderOperator):
+            return self._trace_inside(function, args, kwargs)
+        self.modules.keep_parameters(function, args, kwargs)
         call = self._read(function, args, kwargs)
         if call is None or (node := self._add_node(call)) is None:
             return function(*args, **kwargs)
@@ -122,10 +124,17 @@ class Tracer(TorchDispatchMode):
             self.adds.append(add)
         return result
 
+    def _trace_inside(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run what an operator such as flex attention consists of, operation by operation."""
+        super().__enter__()  # type: ignore[no-untyped-call]
+        try:
+            return function.py_kernels[torch._C.DispatchKey.CompositeExplicitAutograd](*args, **kwargs)
+        finally:
+            super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
+
     def _read(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OperatorCall | None:
         """What the operation reads; None if it takes a tensor for its shape alone."""
-        operation = operation_of(function, args)
-        if is_factory(operation):
+        if is_factory(operation := operation_of(function, args)):
             return None
         # A keyword that is written, `out=`, is not read: what it held before is no operand.
         read = [value for name, value in kwargs.items() if name not in mutable_arguments(function)]
@@ -153,7 +162,7 @@ class Tracer(TorchDispatchMode):
         sources = self._sources(kind, parents, zip(call.tensors, call.infos, strict=True))
         node = self._node(kind, parents, learned)
         node.sources = sources
-        node.parts = parts_read(call)
+        node.parts = parts_read(call, self._leaves)
         node.constant = constant_of(operation, call.args) if kind is Kind.SCALE else 1.0
         node.over_batch = kind is Kind.NORM and normalizes_over_batch(operation, call.tensors)
         if parents:
@@ -171,11 +180,6 @@ class Tracer(TorchDispatchMode):
             node.layered = kind is Kind.LINEAR or any(source.layered for source in sources)
         return node
 
-    @property
-    def call(self) -> int:
-        """The number of the innermost module call that is running."""
-        return self._modules.running.number
-
     def node_of(self, tensor: Tensor) -> Node | None:
         """The operation that computed a tensor of the pass; None if that is not known."""
         info = self._infos.get(storage_of(tensor))
@@ -183,7 +187,7 @@ class Tracer(TorchDispatchMode):
 
     def _node(self, kind: Kind, parents: tuple[Node, ...] = (), parameters: tuple[str, ...] = ()) -> Node:
         self._order += 1
-        call = self._modules.running
+        call = self.modules.running
         return Node(self._order, kind, parents, module=call.name, call=call.number, parameters=parameters)
 
     def _sources(
@@ -214,7 +218,7 @@ class Tracer(TorchDispatchMode):
     def _cast_before(self, tensor: Tensor, storage: Any) -> TensorInfo | None:
         """What the trace would know about a cast of a parameter if it had not been made before."""
         parameter = cast_of(tensor)
-        if parameter is None or not (names := self._modules.parameters_in(storage_of(parameter))):
+        if parameter is None or not (names := self.modules.parameters_in(storage_of(parameter))):
             return None
         sources = self._sources(Kind.PASS, (), [(parameter, None)])
         cast = self._node(Kind.PASS, (), names)
@@ -227,9 +231,9 @@ class Tracer(TorchDispatchMode):
         """Keep what is known about the tensors that the operation wrote; if none, the result is a view."""
         if not (written := written_by(call, result)):
             return
-        node, operation = info.node, call.operation
+        node = info.node
         info.channels = channels_of(call, written[0])
-        numbers = Kind.INDEX if operation in COMPARISONS else Kind.CHOICE
+        numbers = Kind.INDEX if call.operation in COMPARISONS else Kind.CHOICE
         for parent in node.parents:
             if parent.kind is Kind.RESIDUAL:
                 parent.consumers += ((node.kind, node.module),)
@@ -238,26 +242,24 @@ class Tracer(TorchDispatchMode):
                 continue  # A mask carries no signal.
             chosen = node.parents and not is_signal(tensor)
             self._infos[storage_of(tensor)] = TensorInfo(self._node(numbers, (node,))) if chosen else info
-        if operation == "stack" and len(call.tensors) == 2:
-            self._stacks.add(call.args, written[0], call.infos)
+        self._stacks.add(call, written[0])
 
     def _parameters_in(self, storage: Any) -> tuple[str, ...]:
         """The parameters that a storage without data holds, or that its contents were computed from."""
         info = self._infos.get(storage)
-        return self._modules.parameters_in(storage) if info is None else info.node.parameters
+        return self.modules.parameters_in(storage) if info is None else info.node.parameters
 
     def _find_add(self, node: Node, call: OperatorCall) -> TracedAdd | None:
         """If this is a residual add, measure its operands before they can change."""
         if call.operation not in ADDITIONS and self._stacks.summed_by(call.operation, call.args) is None:
             return None
-        found = self._read_add(node, call)
-        if isinstance(found, str):
+        if isinstance(found := self._read_add(node, call), str):
             self.rejected[found] += 1
             return None
         paths, skip, branch = found
         node.kind, node.stream = Kind.RESIDUAL, skip.info.node
-        shape = tuple(skip.tensor.shape)
-        add = TracedAdd(node, call.operation, shape, paths, skip.info.node, branch.info.node)
+        shape, nodes = tuple(skip.tensor.shape), (skip.info.node, branch.info.node)
+        add = TracedAdd(node, call.operation, shape, paths, *nodes)
         if self.statistics is not None:
             axis = channel_axis(skip.tensor, skip.info, branch.info)
             add.skip_statistics = self.statistics.measure(skip.value(), axis, skip.info)
@@ -268,7 +270,7 @@ class Tracer(TorchDispatchMode):
 
     def _read_add(self, node: Node, call: OperatorCall) -> tuple[Paths, Operand, Operand] | str:
         """The paths of a residual add, its skip and its branch; or why the addition is none."""
-        if isinstance(self._modules.running.module, (nn.RNNBase, nn.RNNCellBase)):
+        if isinstance(self.modules.running.module, (nn.RNNBase, nn.RNNCellBase)):
             # They slice one product over all steps, so each step looks like the identity of the last.
             return _RECURRENT
         if node.kind is Kind.PASS:
@@ -330,10 +332,7 @@ class Tracer(TorchDispatchMode):
         return Operand(left, first), Operand(right, second)
 
     def _measure_input(self, node: Node, call: OperatorCall) -> None:
-        """Measure the input of a batch norm, or of a scale by a tensor or by 0, which cannot be divided out.
-
-        It must be now: when the block is found, the input no longer exists.
-        """
+        """Measure the input of a batch norm, or of a scale by a tensor or by 0, while it exists."""
         if self.statistics is None or node.kind not in (Kind.SCALE, Kind.NORM):
             return
         operation, operands = call.operation, list(zip(call.tensors, call.data, strict=True))
