@@ -88,10 +88,11 @@ def _is_apart(fork: Node | None) -> bool:
 def _classify_identity(
     operand: int, skip: list[Node], branch: list[Node], operands: tuple[Node, Node]
 ) -> Paths | str:
-    scaled = any(name.endswith(BRANCH_SCALAR) for node in branch for name in node.parameters)
-    if not scaled and not has_layer(branch):
+    between = _between(skip, branch, operands[operand], operands[1 - operand])
+    scaled = any(name.endswith(BRANCH_SCALAR) for node in between for name in node.parameters)
+    if not scaled and not has_layer(between):
         return "no layer lies on either operand's path"
-    return Paths(operand, tuple(skip), _between(skip, branch, operands[operand], operands[1 - operand]))
+    return Paths(operand, tuple(skip), between)
 
 
 def _classify_projection(
