@@ -322,6 +322,22 @@ def test_layers_on_what_enters_from_the_side_make_no_branch(keep):
     assert (add.name, add.skip_operand, add.branch_modules) == ("Side", 0, ("b",))
 
 
+@pytest.mark.parametrize("blocks", [False, True])
+def test_a_stream_goes_on_through_a_sum_that_is_no_block(blocks):
+    """As in GENConv: what all layers add to the neighbours, the edges, is no skip around these layers."""
+
+    class Messages(Function):
+        def forward(self, x, side):
+            edges = self.d(side)
+            for layer in (self.a, self.b, self.c):
+                given = layer(x + (x.roll(1, 0) + edges).relu()).relu()
+                x = x + given if blocks else given
+            return x
+
+    adds = find_residual_adds(Messages(None), (VECTORS, VECTORS.flip(0)))
+    assert [add.branch_modules for add in adds] == [("a",), ("b",), ("c",)][: 3 * blocks]
+
+
 def _gated(m, x, merge):
     """GTrXL's block: x and what its layers give enter two gates and a candidate. The last sum merges."""
     given = m.a(m.norm(x)).relu()

@@ -48,7 +48,7 @@ class Paths:
     skip: tuple[Node, ...]
     """The operations that only the skip went through."""
     branch: tuple[Node, ...]
-    """The operations between the skip's origin and the add."""
+    """The operations between the skip's origin and the add; none if they have no layer: it is no block."""
     shared: tuple[Node, ...] = ()
     """Norms and activations right before the paths split, where the skip is a projection."""
 
@@ -65,7 +65,7 @@ def classify(a: Node, b: Node, call: int) -> Paths | str:
     for operand, (total, other) in enumerate(((a, b), (b, a))):
         if total.stream is not None and total.call == call:
             found = classify(total.stream, other, call)
-            if isinstance(found, Paths) and found.skip_operand == 0:
+            if isinstance(found, Paths) and found.branch and found.skip_operand == 0:
                 return replace(found, skip_operand=operand, skip=tuple((only_a, only_b)[operand]))
     depth_a, depth_b = depth_of(only_a, a), depth_of(only_b, b)
     for operand, (skip, branch) in enumerate(((only_a, only_b), (only_b, only_a))):
@@ -88,9 +88,8 @@ def _classify_identity(
 ) -> Paths | str:
     origin, end = operands[operand], operands[1 - operand]
     scaled = any(name.endswith(BRANCH_SCALAR) for node in branch for name in node.parameters)
-    if not scaled and not has_layer(_descending(skip, branch, origin, end)):
-        return "no layer lies on either operand's path"
-    return Paths(operand, tuple(skip), _between(skip, branch, origin, end))
+    layered = scaled or has_layer(_descending(skip, branch, origin, end))
+    return Paths(operand, tuple(skip), _between(skip, branch, origin, end) if layered else ())
 
 
 def _classify_projection(

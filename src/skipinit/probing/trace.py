@@ -84,10 +84,7 @@ class Tracer(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Not here: to skip it torch would import it, which takes longer than most probes.
-
-        A mode is active, so what `torch.compile` has wrapped runs eagerly and nothing is compiled.
-        """
+        """Not here: torch would import it for that, and while a mode is active it compiles nothing."""
         return False
 
     def __enter__(self) -> Tracer:
@@ -278,6 +275,9 @@ class Tracer(TorchDispatchMode):
         if isinstance(paths := classify(operands[0].info.node, operands[1].info.node, node.call), str):
             return paths
         skip, branch = operands[paths.skip_operand], operands[1 - paths.skip_operand]
+        if not paths.branch:
+            node.stream = skip.info.node  # The stream goes on, also through what is no block.
+            return "no layer lies on either operand's path"
         if call.operation == "sub" and paths.skip_operand == 1:
             return "it takes the identity away: f(x) - x"
         if call.operation != "sum" and not sees_skip(paths, skip):
