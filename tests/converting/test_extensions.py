@@ -174,6 +174,31 @@ def test_a_layer_is_copied_by_its_own_rule():
         torch.testing.assert_close(same(X), model(X))
 
 
+class NamedWeights(nn.Linear):
+    """Saves the parameters that it has by name, and no others."""
+
+    def _save_to_state_dict(self, destination, prefix, keep_vars):
+        destination[f"{prefix}weight"] = self.weight if keep_vars else self.weight.detach()
+        destination[f"{prefix}bias"] = self.bias if keep_vars else self.bias.detach()
+
+
+@pytest.mark.parametrize("scheme", ["skipinit", "fixup"])
+def test_what_was_added_to_a_layer_is_saved_by_whatever_rule_the_layer_has(scheme):
+    def converted(seed):
+        blocks = [Block(NamedWeights(8, 8), identity) for _ in range(2)]
+        return convert(nn.Sequential(*blocks, NamedWeights(8, 3)), X, scheme=scheme, seed=seed).model
+
+    trained, again = converted(0), converted(1)
+    with torch.no_grad():
+        for place, parameter in enumerate(trained.parameters()):
+            parameter.add_(0.1 * (1 + place))
+    assert trained.state_dict().keys() == dict(trained.named_parameters()).keys()
+    assert not any(tensor.requires_grad for tensor in trained.state_dict().values())
+    assert all(tensor.requires_grad for tensor in trained.state_dict(keep_vars=True).values())
+    again.load_state_dict(trained.state_dict())
+    torch.testing.assert_close(again(X), trained(X))
+
+
 class Whole(nn.Module):
     """Both blocks are in the forward of the model itself, and end in a function."""
 

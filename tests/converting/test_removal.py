@@ -8,6 +8,7 @@ import re
 import warnings
 from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -507,10 +508,11 @@ def test_outputs_are_all_finite_or_refused() -> None:
 
 def test_everything_within_becomes_double_but_whole_numbers() -> None:
     layer, single, whole = nn.Linear(2, 2), torch.ones(1), torch.ones(1, dtype=torch.int32)
-    first, (second, third), named, text = in_double([layer, (single, whole), {"x": single}, "text"])
-    assert (first.weight.dtype, layer.weight.dtype) == (torch.float64, torch.float32)
+    held = SimpleNamespace(values=single)
+    (second, third), named, text, holds = in_double([(single, whole), {"x": single}, "text", held])
+    assert (in_double(layer).weight.dtype, layer.weight.dtype) == (torch.float64, torch.float32)
     assert (second.dtype, third.dtype, named["x"].dtype) == (torch.float64, torch.int32, torch.float64)
-    assert text == "text"
+    assert (text, holds.values.dtype, held.values.dtype) == ("text", torch.float64, torch.float32)
 
 
 class Mixer(nn.Module):

@@ -641,3 +641,43 @@ def test_sums_in_a_tuple_are_divided():
     for block in converted.blocks:
         expected = (expected + block.branch[1](expected)) / 2**0.5
     torch.testing.assert_close(converted(x), expected)
+
+
+class Traced(nn.Module):
+    """Branches that torch.fx traced, with a norm in front that is no part of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.branches = nn.ModuleList(torch.fx.symbolic_trace(Matrix()) for _ in range(2))
+        self.norms = nn.ModuleList(nn.LayerNorm(6) for _ in range(2))
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x):
+        for norm, branch in zip(self.norms, self.branches, strict=True):
+            x = x + branch(norm(x))
+        return self.head(x)
+
+
+class Matrix(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(6, 6))
+
+    def forward(self, x):
+        return x @ self.weight
+
+
+def test_a_branch_that_torch_fx_traced_is_scaled_at_the_add():
+    conversion = convert(Traced(), X)
+    assert (conversion.num_norms, len(scalars(conversion.model))) == (2, 2)
+    torch.testing.assert_close(conversion.model(X), conversion.model.head(X))
+    torch.testing.assert_close(copy.deepcopy(conversion.model)(X), conversion.model(X))
+
+
+def test_an_add_in_a_forward_that_torch_fx_wrote_is_left_with_the_reason():
+    traced = torch.fx.symbolic_trace(nn.Sequential(Block(ENDS["function"]), nn.Linear(6, 3)))
+    with pytest.warns(UserWarning, match="from the start"):
+        conversion = convert(traced, X)
+    reason = "torch.fx wrote the forward of its module; convert the model before you trace it"
+    assert [left.partition(", ")[2].partition(", or")[0] for left in conversion.left][:1] == [reason]
+    assert scalars(conversion.model) == []

@@ -348,6 +348,37 @@ def test_other_additions_are_not_residual(form):
     assert find_residual_adds(Function(NOT_RESIDUAL[form]), VECTORS) == []
 
 
+@pytest.mark.parametrize("keep", [lambda x: x, lambda x: 0.5 * x])
+def test_layers_on_what_enters_from_the_side_make_no_branch(keep):
+    """As where a graph network adds to each node what its neighbours and their edges send."""
+
+    class Side(Function):
+        def forward(self, x, side):
+            edges = self.a(side)
+            for _ in range(2):
+                x = keep(x) + (x.roll(1, 0) + edges).relu()
+            return x + self.b(x.roll(1, 0) + edges).relu()
+
+    (add,) = find_residual_adds(Side(None), (VECTORS, VECTORS.flip(0)))
+    assert (add.name, add.skip_operand, add.branch_modules) == ("Side", 0, ("b",))
+
+
+@pytest.mark.parametrize("blocks", [False, True])
+def test_a_stream_goes_on_through_a_sum_that_is_no_block(blocks):
+    """As in GENConv: what all layers add to the neighbours, the edges, is no skip around these layers."""
+
+    class Messages(Function):
+        def forward(self, x, side):
+            edges = self.d(side)
+            for layer in (self.a, self.b, self.c):
+                given = layer(x + (x.roll(1, 0) + edges).relu()).relu()
+                x = x + given if blocks else given
+            return x
+
+    adds = find_residual_adds(Messages(None), (VECTORS, VECTORS.flip(0)))
+    assert [add.branch_modules for add in adds] == [("a",), ("b",), ("c",)][: 3 * blocks]
+
+
 def _gated(m, x, merge):
     """GTrXL's block: x and what its layers give enter two gates and a candidate. The last sum merges."""
     given = m.a(m.norm(x)).relu()

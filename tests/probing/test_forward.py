@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.modules import module as module_hooks
 
+from skipinit import convert, watch
 from skipinit.errors import ConfigError, SkipinitError
 from skipinit.nets.create import create_model
 from skipinit.probing.forward import example_inputs
@@ -165,6 +166,96 @@ def test_a_graph_in_a_dataclass_is_the_same_as_its_tensors(edges):
     branch = (adjacency.double() @ model.a(VECTORS).double()).relu()
     assert row.branch_variance == pytest.approx(branch.var(correction=0).item(), rel=1e-5)
     assert torch.equal(graph.nodes, 2 * VECTORS)
+
+
+class Batch:
+    """Holds its tensors in another object, which also knows the batch, as PyTorch Geometric's does."""
+
+    def __init__(self, nodes):
+        self.store = type("Store", (), {})()
+        self.store.nodes, self.store.batch, self.store.kind = nodes, self, Batch
+
+
+class TakesBatch(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)
+
+    def forward(self, batch):
+        x = batch.store.nodes.mul_(0.5)
+        return self.last(x + self.norm(self.first(x)).relu())
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda batch: batch, lambda batch: (batch,), lambda batch: {"batch": batch}]
+)
+def test_tensors_are_found_in_the_attributes_of_an_object(wrap):
+    model, nodes = TakesBatch(), 2 * VECTORS
+    inputs = wrap(Batch(nodes))
+    report, kept = probe(model, inputs), convert(model, inputs, keep_function=True)
+    x = VECTORS.double()
+    branch = copy.deepcopy(model.double()).norm(model.first(x)).relu()
+    assert report.rows[0].skip_variance == pytest.approx(x.var(correction=0).item())
+    assert report.rows[0].branch_variance == pytest.approx(branch.var(correction=0).item(), rel=1e-5)
+    assert kept.difference < 1e-6
+    assert torch.equal(nodes, 2 * VECTORS)
+    model.float()
+    with watch(model, every=1) as watched:
+        model(Batch(nodes.clone())).sum().backward()
+    assert [row.name for row in watched.report().measurements[0].rows] == ["TakesBatch"]
+
+
+class Energy(nn.Module):
+    """Two blocks, and the gradient of what they compute, as in a force field."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.BatchNorm1d(6) for _ in range(2))
+        self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(2))
+        self.last = nn.Linear(6, 1)
+
+    def forward(self, x):
+        x = x.clone().requires_grad_()
+        h = x
+        for norm, layer in zip(self.norms, self.layers, strict=True):
+            h = h + layer(norm(h)).tanh()
+        energy = self.last(h)
+        (gradient,) = torch.autograd.grad(energy.sum(), x, create_graph=self.training)
+        return energy, -gradient
+
+
+def test_a_model_that_differentiates_in_its_forward_has_the_adds_of_its_forward():
+    torch.manual_seed(0)
+    model = Energy()
+    for function in (find_residual_adds, lambda *given: probe(*given).rows):
+        with torch.no_grad():
+            assert [add.name for add in function(model, VECTORS)] == ["Energy", "Energy#2"]
+    branch = model.layers[0](F.batch_norm(VECTORS, None, None, training=True)).tanh()
+    (first, _) = probe(model, VECTORS).rows
+    assert first.branch_variance == pytest.approx(branch.var(correction=0).item(), rel=1e-4)
+    assert model.norms[0].num_batches_tracked == 0
+    for norm in model.norms:
+        norm.running_mean.uniform_(-1, 1)
+        norm.running_var.uniform_(0.5, 2)
+    kept = convert(model, VECTORS, keep_function=True).model
+    for output, wanted in zip(kept.eval()(VECTORS), model.eval()(VECTORS), strict=True):
+        torch.testing.assert_close(output, wanted)
+    started = convert(model, VECTORS, seed=0)
+    assert [row.branch_variance for row in started.after.rows] == [0, 0]
+    energy, force = started.model.train()(VECTORS)
+    (energy.square().mean() + force.square().mean()).backward()
+    assert all(parameter.grad is not None for parameter in started.model.layers.parameters())
+    with watch(model.train(), every=1) as watched:
+        sum(output.square().mean() for output in model(VECTORS)).backward()
+    assert [row.name for row in watched.report().measurements[0].rows] == ["Energy", "Energy#2"]
+
+
+def test_a_model_that_fails_with_gradients_too_says_why_it_failed_without():
+    class Fails(Function):
+        def forward(self, x):
+            raise RuntimeError("with" if torch.is_grad_enabled() else "without")
+
+    assert _error(Fails(None), VECTORS) == "Fails cannot take the inputs 64x6 float32: without"
 
 
 def test_weights_on_the_meta_device_have_a_structure_but_no_variances():

@@ -14,8 +14,8 @@ from torch.nn import functional as F
 
 from skipinit.errors import ConfigError
 from skipinit.nets.create import create_model
-from skipinit.probing.forward import norm_of
 from skipinit.probing.measure import StatisticsBuffer, channel_statistics, probe
+from skipinit.probing.tensors import norm_of
 from support.probe_models import (
     ConvNeXt,
     Function,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, wraps
+from inspect import get_annotations
 from itertools import chain
 from typing import Any
 
@@ -184,6 +185,7 @@ def _extended_class(base: Any, extensions: Any) -> type[nn.Module]:
         "extended": (base, extensions),
         "forward": _like(base.forward, extensions[0].forward),
         "__reduce_ex__": _reduce,
+        "_save_to_state_dict": _save,
         "__prepare_scriptable__": _refuse_script,
         "__doc__": extensions[0].__doc__,
         "__qualname__": shown,
@@ -222,6 +224,16 @@ def _refuse_script(self: nn.Module) -> None:
         f"{type(self).__name__} is extended by a conversion, which torch.jit.script cannot read; "
         "use torch.export or torch.jit.trace"
     )
+
+
+def _save(self: nn.Module, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+    """Save the extensions' tensors, too, where the layer names those that it saves, as PyG's Linear does."""
+    base, extensions = type(self).__dict__["extended"]
+    base._save_to_state_dict(self, destination, prefix, keep_vars)
+    for name in chain.from_iterable(map(get_annotations, extensions)):
+        tensor = getattr(self, name)
+        if isinstance(tensor, Tensor):
+            destination[prefix + name] = tensor if keep_vars else tensor.detach()
 
 
 def _rebuild(base: Any, extensions: Any) -> nn.Module:

@@ -170,10 +170,10 @@ def _unit_spread(layers: Iterable[nn.Module], model: nn.Module, inputs: Inputs) 
         weight = layer._parameters.get("weight")
         if weight is None or not 0 < spread < math.inf:
             return output
-        weight.div_(spread)
+        weight.data.div_(spread)
         found: Tensor = layer.forward(*args, **kwargs)
         if not math.isclose(values_of(found).std(correction=0).item(), 1, rel_tol=0.01):
-            weight.mul_(spread)
+            weight.data.mul_(spread)
             return output
         scaled.append(layer)
         return found  # The next layers get the rescaled output.
@@ -186,7 +186,7 @@ def _unit_spread(layers: Iterable[nn.Module], model: nn.Module, inputs: Inputs) 
 
 
 def _run_once(model: nn.Module, inputs: Inputs) -> None:
-    """One pass in evaluation mode; the model is left as it was."""
+    """One pass in evaluation mode; the model is left as it was. It may differentiate what it computes."""
     args, kwargs = arguments_of(model, inputs)
-    with preserve_state(model, "evaluation"):
+    with preserve_state(model, "evaluation"), torch.enable_grad():
         model(*args, **kwargs)

@@ -178,7 +178,7 @@ def _sites(
 
     # A forward may take other lines where gradients are on, as they are in training.
     with traced(model, inputs, mode, statistics, mode == "training", watch) as (tracer, output):
-        yield tracer, finders[0], output
+        yield tracer, finders[-1], output
 
 
 def _whole_flow(model: nn.Module, inputs: Inputs, own_norms: tuple[type[nn.Module], ...]) -> Flow:

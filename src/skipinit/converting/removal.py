@@ -6,9 +6,10 @@ So the function of a network with batch norm can be kept, and whether the output
 
 from __future__ import annotations
 
+import copy
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -19,7 +20,7 @@ from ..errors import ConfigError, SkipinitError
 from ..nets.blocks import ScalarBias
 from ..nets.layers import CONVOLUTIONS_AND_DENSE, is_linear_map
 from ..probing.forward import copy_model
-from ..probing.tensors import tensors_in, values_of
+from ..probing.tensors import tensors_given, tensors_in, values_of
 from .changes import Change
 from .extensions import ChannelAffine, Copy, scalar
 from .flow import Flow
@@ -234,14 +235,11 @@ def rounding_tolerance(outputs: Sequence[Tensor]) -> float:
 
 
 def in_double(value: Any) -> Any:
-    """The same with every floating-point tensor in float64; a module is copied."""
+    """A copy with every floating-point tensor in float64; of a model, or of its inputs."""
     if isinstance(value, nn.Module):
         return copy_model(value).double()
-    if isinstance(value, Tensor):
-        return value.double() if value.is_floating_point() else value
-    if isinstance(value, Mapping):
-        return {name: in_double(item) for name, item in value.items()}
-    return type(value)(in_double(item) for item in value) if type(value) in (list, tuple) else value
+    tensors = tensors_given(value)
+    return copy.deepcopy(value, {id(t): t.double() if t.is_floating_point() else t for t in tensors})
 
 
 def floating_tensors(outputs: Any) -> list[Tensor]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import nn
+from torch.fx import GraphModule
 
 from ..errors import ConfigError, SkipinitError, one_line
 from ..nets.layers import LINEAR_MAPS, is_linear_map
@@ -176,12 +177,15 @@ class Surgery:
         """The norms that were removed."""
         return {change.module for change in self.changes if change.removed}
 
+    # A module of torch.fx makes a class of its own for each copy of it, which cannot be extended.
     def _ends_in_module(self, block: Block) -> bool:
-        return block.tail is not None and block.tail in self.selection
+        if block.tail is None or block.tail not in self.selection:
+            return False
+        return not isinstance(self.model.get_submodule(block.tail), GraphModule)
 
     def _can_scale_at_add(self, block: Block) -> bool:
         known = block.site is not None and not (block.is_recomputed or block.site_is_shared)
-        return known and not isinstance(self._adder(block), nn.Sequential)
+        return known and not isinstance(self._adder(block), (nn.Sequential, GraphModule))
 
     def _adder(self, block: Block) -> nn.Module:
         return self.model.get_submodule(block.add.module)
@@ -338,6 +342,8 @@ class Surgery:
 
 def _why_unscaled(block: Block, adder: nn.Module) -> str:
     own = "let a module of its own end it, used nowhere else"
+    if isinstance(adder, GraphModule):
+        return f"torch.fx wrote the forward of its module; convert the model before you trace it, or {own}"
     if "forward" in vars(adder):
         return f"the forward of its module was replaced; convert the model before you wrap it, or {own}"
     if block.is_recomputed:

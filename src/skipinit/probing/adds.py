@@ -1,13 +1,11 @@
 """Which additions of a forward pass are residual adds.
 
 For an addition `a + b`, take the operations that only `a` went through and those that only `b` went through
-since their paths split. In a residual add one of the two, the skip, went through almost nothing; the other,
-the branch, went through layers. The criterion is depth: the largest number of linear maps on any path from
-the split.
+since their paths split. In a residual add one, the skip, went through almost nothing; the other, the branch,
+went through layers. The criterion is depth: the largest number of linear maps on any path from the split.
 
 - The skip is the identity, or a multiple of it: the branch has a layer, i.e. a linear map or a norm.
-- The skip has depth 0 (pooling, padding, a norm, a gate, but no attention): the branch has a learned linear
-  map.
+- The skip has depth 0 (pooling, padding, a norm or gate, no attention): the branch has a learned linear map.
 - The skip is a projection, one linear map or several without an activation: the branch is deeper, has a norm
   or an activation, and neither path has another residual add. So a projection skips one block, as in ResNets.
   Feature pyramids, low-rank adapters, recurrences and sums of parallel towers are not residual.
@@ -20,8 +18,8 @@ as a position embedding that is added in every layer, are not residual. Whole nu
 may choose from several tables. Nor do they carry a signal if a comparison found them: a quantizer has no
 layer. In `x + f(x) + g(x)`, written in one forward, both additions count: the partial sum stands for x.
 
-The branch consists of the operations between the origin of the skip and the add. An input from outside, such
-as an encoder's output, is not part of it, and the branch of an inner block belongs to the inner block.
+The branch is the operations between the origin of the skip and the add. What enters from outside, such as an
+encoder's output, is not part of it, and the branch of an inner block belongs to the inner block.
 """
 
 from __future__ import annotations
@@ -50,7 +48,7 @@ class Paths:
     skip: tuple[Node, ...]
     """The operations that only the skip went through."""
     branch: tuple[Node, ...]
-    """The operations between the skip's origin and the add."""
+    """The operations between the skip's origin and the add; none if they have no layer: it is no block."""
     shared: tuple[Node, ...] = ()
     """Norms and activations right before the paths split, where the skip is a projection."""
 
@@ -67,7 +65,7 @@ def classify(a: Node, b: Node, call: int) -> Paths | str:
     for operand, (total, other) in enumerate(((a, b), (b, a))):
         if total.stream is not None and total.call == call:
             found = classify(total.stream, other, call)
-            if isinstance(found, Paths) and found.skip_operand == 0:
+            if isinstance(found, Paths) and found.branch and found.skip_operand == 0:
                 return replace(found, skip_operand=operand, skip=tuple((only_a, only_b)[operand]))
     depth_a, depth_b = depth_of(only_a, a), depth_of(only_b, b)
     for operand, (skip, branch) in enumerate(((only_a, only_b), (only_b, only_a))):
@@ -86,9 +84,8 @@ def _classify_identity(
     scaled = any(name.endswith(BRANCH_SCALAR) for node in branch for name in node.parameters)
     inside = _descending(skip, branch, origin, end)
     # Weights may be computed at the side, as from a style.
-    if not (scaled or has_layer(inside) or (_count(inside, Kind.ATTENTION) and has_layer(branch))):
-        return "no layer lies on either operand's path"
-    return Paths(operand, tuple(skip), _between(skip, branch, origin, end))
+    layered = scaled or has_layer(inside) or (_count(inside, Kind.ATTENTION) and has_layer(branch))
+    return Paths(operand, tuple(skip), _between(skip, branch, origin, end) if layered else ())
 
 
 def _classify_projection(
@@ -128,9 +125,10 @@ def _descending(skip: list[Node], branch: list[Node], origin: Node, end: Node) -
 
 
 def _between(skip: list[Node], branch: list[Node], origin: Node, end: Node) -> tuple[Node, ...]:
-    """The operations of `branch` that lead from where the skip comes from to `end`."""
+    """The operations of `branch` that lead from where the skip comes from to `end`, not through blocks."""
     learned = not (origin.from_data and end.from_data)
-    on_path, candidates, waiting = set[Node](), set(_descending(skip, branch, origin, end)), [end]
+    candidates = set(_descending(skip, branch, origin, end))
+    on_path, waiting = set[Node](), [end]
     while waiting:
         node = waiting.pop()
         if node in candidates and node not in on_path:
@@ -143,7 +141,7 @@ def _parameters(path: Iterable[Node]) -> set[str]:
     return {name for node in path for name in node.parameters}
 
 
-def _count(path: list[Node], *kinds: Kind) -> int:
+def _count(path: Iterable[Node], *kinds: Kind) -> int:
     return sum(node.kind in kinds for node in path)
 
 
@@ -241,9 +239,8 @@ class ResidualAdd:
 
 def recurrent_adds(adds: Sequence[TracedAdd]) -> set[TracedAdd]:
     """Those that join the gates of a recurrent cell: the skip is gated, and the cell runs again."""
-    gated = [add for add in adds if any(node.kind is Kind.OTHER for node in add.paths.skip)]
-    again = _run_again(adds) if gated else set[Hashable]()
-    return {add for add in gated if add.layers in again}
+    again = _run_again(adds) if any(_count(add.paths.skip, Kind.OTHER) for add in adds) else ()
+    return {add for add in adds if add.layers in again and _count(add.paths.skip, Kind.OTHER)}
 
 
 def gating_add(factors: Sequence[Node], adds: Sequence[TracedAdd]) -> TracedAdd | None:
@@ -295,13 +292,12 @@ def _doubts(adds: Sequence[TracedAdd]) -> dict[Node, str]:
 
 
 def _describe(add: TracedAdd, depth: int, names: dict[Node, str], doubt: str | None) -> ResidualAdd:
-    node, paths = add.node, add.paths
-    scaling = add.learned_scaling()
+    node, paths, scaling = add.node, add.paths, add.learned_scaling()
     stream, constant = _stream(add.skip)
     carried = all(n.kind in _CARRIED and n.constant is not None for n in paths.skip)
     multiple = stream in names or carried  # In x + f(x) + g(x) the layers of f lie on the second skip.
     (after, after_module), *others = node.consumers or [(Kind.OTHER, "")]
-    activated = any(n.kind is Kind.ACTIVATION for n in paths.shared)
+    activated = _count(paths.shared, Kind.ACTIVATION)
     used = (name for n in (*paths.shared, *paths.skip, *paths.branch) for name in n.parameters)
     return ResidualAdd(
         name=names[node],

@@ -25,8 +25,7 @@ from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
 from ..errors import ConfigError, SkipinitError, one_line
-from .adds import TracedAdd
-from .tensors import tensors_in, values_of
+from .tensors import describe, norm_of, tensors_given, tensors_in, values_of
 from .trace import Tracer
 
 if TYPE_CHECKING:
@@ -68,8 +67,8 @@ def copy_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tupl
     A tensor that is given twice is copied once. It need not be a leaf of a graph, as `deepcopy` wants it.
     """
     values = (*args, *kwargs.values())
-    copies: dict[int, Any] = {id(tensor): tensor.detach().clone() for tensor in tensors_in(values)}
-    copied = [copy.deepcopy(value, copies) if list(tensors_in(value)) else value for value in values]
+    copies: dict[int, Any] = {id(tensor): tensor.detach().clone() for tensor in tensors_given(values)}
+    copied = [copy.deepcopy(value, copies) if tensors_given(value) else value for value in values]
     return tuple(copied[: len(args)]), dict(zip(kwargs, copied[len(args) :], strict=True))
 
 
@@ -128,26 +127,50 @@ def traced(
 
     When the body ends, the state of the model is restored. With `statistics`, the operands of residual adds
     are measured. With `gradients`, autograd is on, and a backward pass in the body gives the residual adds
-    their gradient norms.
+    their gradient norms. Autograd is also on for a model that needs it, as to differentiate an energy.
     """
     check_model(model)
     if statistics is not None:
         check_values(model)
+    around = around or (GradientHooks if gradients else nullcontext)
+    run = partial(_run, model, inputs, mode, statistics, around)
+    with ExitStack() as stack:
+        try:
+            found = stack.enter_context(run(gradients))
+        except ConfigError as error:
+            if gradients or type(error.__cause__) is not RuntimeError:
+                raise
+            try:
+                found = stack.enter_context(run(True))
+            except SkipinitError:
+                raise error from error.__cause__
+        yield found
+
+
+@contextmanager
+def _run(
+    model: nn.Module,
+    inputs: Inputs,
+    mode: Mode,
+    statistics: StatisticsBuffer | None,
+    around: Callable[[Tracer], AbstractContextManager[Any]],
+    gradients: bool,
+) -> Iterator[tuple[Tracer, Any]]:
     with torch.inference_mode(False):
         args, kwargs = arguments_of(model, inputs)
-    tensors = list(tensors_in((*args, *kwargs.values())))
+    tensors = tensors_given((args, kwargs))
     if not tensors:
-        raise _no_tensor(inputs)
-    if statistics is not None and not any(tensor.numel() for tensor in tensors):
         raise ConfigError(
-            f"the batch is empty: {', '.join(map(_describe, tensors))}; there is nothing to measure"
+            f"inputs is a {type(inputs).__name__} without a tensor; give a tensor, a tuple of arguments, "
+            "a dictionary of keyword arguments, or a shape such as (8, 3, 224, 224)"
         )
+    if statistics is not None and not any(tensor.numel() for tensor in tensors):
+        raise ConfigError(f"the batch is empty: {describe(*tensors)}; there is nothing to measure")
     for tensor in map(values_of, tensors):
         plain = tensor.is_floating_point() and tensor.layout is torch.strided and not tensor.is_meta
         if plain and not bool(tensor.isfinite().all()):
-            raise ConfigError(f"the input {_describe(tensor)} holds NaN or infinity before the model runs")
+            raise ConfigError(f"the input {describe(tensor)} holds NaN or infinity before the model runs")
     tracer = Tracer(model, tensors, statistics)
-    around = around or (GradientHooks if gradients else nullcontext)
     kept = tracer.modules.parameters_restored()
     # In inference mode torch dispatches whole layers, whose operations the tracer would not see.
     with torch.inference_mode(False), preserve_state(model, mode), torch.set_grad_enabled(gradients), kept:
@@ -157,8 +180,8 @@ def traced(
         except SkipinitError:
             raise
         except Exception as error:
-            given, reason = ", ".join(map(_describe, tensors)), one_line(error)
-            raise ConfigError(f"{type(model).__name__} cannot take the inputs {given}: {reason}") from error
+            reason = f"cannot take the inputs {describe(*tensors)}: {one_line(error)}"
+            raise ConfigError(f"{type(model).__name__} {reason}") from error
         yield tracer, output
 
 
@@ -186,19 +209,6 @@ def check_values(model: nn.Module) -> None:
             )
 
 
-def _no_tensor(inputs: Any) -> ConfigError:
-    return ConfigError(
-        f"inputs is a {type(inputs).__name__} without a tensor; give a tensor, a tuple of arguments, "
-        "a dictionary of keyword arguments, or a shape such as (8, 3, 224, 224); tensors inside an object "
-        "are found if it is a list, tuple, mapping or dataclass"
-    )
-
-
-def _describe(tensor: Tensor) -> str:
-    shape = "x".join(str(size) for size in tensor.shape)
-    return f"{shape or 'scalar'} {str(tensor.dtype).removeprefix('torch.')}"
-
-
 class GradientHooks(TorchFunctionMode):
     """Keeps the norm of the gradient of each residual add, by a hook on its result.
 
@@ -216,21 +226,9 @@ class GradientHooks(TorchFunctionMode):
         before = len(self.tracer.adds)
         result = function(*args, **(kwargs or {}))
         if len(self.tracer.adds) > before and isinstance(result, Tensor) and result.requires_grad:
-            result.register_hook(partial(_keep_norm, self.tracer.adds[-1]))
+            add = self.tracer.adds[-1]
+            result.register_hook(lambda gradient: setattr(add, "gradient_norm", norm_of(gradient)))
         return result
-
-
-def _keep_norm(add: TracedAdd, gradient: Tensor) -> None:
-    add.gradient_norm = norm_of(gradient)
-
-
-def norm_of(tensor: Tensor) -> Tensor:
-    """The Euclidean norm in float64: squares of float32 values overflow from 1e19 on, vanish below 1e-22."""
-    values = tensor.detach()
-    if values.is_sparse:
-        values = values.coalesce().values()
-    norm: Tensor = torch.linalg.vector_norm(values, dtype=torch.promote_types(values.dtype, torch.float64))
-    return norm
 
 
 _preserving = ContextVar("preserving", default=False)

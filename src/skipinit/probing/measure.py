@@ -16,9 +16,9 @@ from torch.nn import functional as F
 from ..errors import ConfigError, one_line
 from .adds import ResidualAdd, TracedAdd, describe_adds
 from .balance import ProbeReport, ProbeRow
-from .forward import Inputs, Mode, norm_of, traced
+from .forward import Inputs, Mode, traced
 from .operations import Kind
-from .tensors import TensorInfo, values_of
+from .tensors import TensorInfo, norm_of, values_of
 from .trace import Tracer
 
 Loss = Callable[[Any, Tensor], Tensor]

@@ -90,3 +90,8 @@ class Modules:
         # The call of the model itself began before a watch opened its trace.
         if module in self._names and len(self._calls) > 1 and get_ident() == self._thread:
             self._calls.pop()
+
+
+def differentiates() -> bool:
+    """Whether autograd runs: its operations mirror those of the forward, and sum the gradients of streams."""
+    return torch._C._current_autograd_node() is not None

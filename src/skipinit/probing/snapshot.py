@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from .adds import ResidualAdd, TracedAdd, describe_adds
 from .balance import ProbeReport
-from .forward import GradientHooks, copy_arguments, norm_of, preserve_state
+from .forward import GradientHooks, copy_arguments, preserve_state
 from .history import Measurement, WatchRow
 from .measure import Readings, StatisticsBuffer
-from .tensors import tensors_in
+from .tensors import norm_of, tensors_given
 from .trace import Tracer
 
 
@@ -50,7 +50,7 @@ class Snapshot:
         """Begin to trace the forward pass that runs next, on these inputs."""
         if "torch._dynamo" in sys.modules:  # Compiled functions in the model would hide their operations.
             self._modes.enter_context(torch.compiler.set_stance("force_eager"))
-        self._tracer = Tracer(self._model, list(tensors_in(inputs)), self._statistics)
+        self._tracer = Tracer(self._model, tensors_given(inputs), self._statistics)
         self._modes.enter_context(self._tracer)
         self._modes.enter_context(GradientHooks(self._tracer))
 
@@ -73,7 +73,7 @@ class Snapshot:
         Buffers and random generators are restored, so that the compiled pass computes the same as without it.
         """
         args, kwargs = copy_arguments(args, kwargs)
-        self._tracer = Tracer(self._model, list(tensors_in((args, kwargs))), self._statistics)
+        self._tracer = Tracer(self._model, tensors_given((args, kwargs)), self._statistics)
         with preserve_state(self._model), torch.no_grad(), self._tracer:
             self._model(*args, **kwargs)
         torch.clear_autocast_cache()  # Its casts of the parameters were made without gradients.

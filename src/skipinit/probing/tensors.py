@@ -8,17 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from types import FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..errors import ConfigError
 from .operations import CHANNELS_LAST, CHANNELS_SECOND, Kind, Node, mutable_arguments
 
 if TYPE_CHECKING:
     from .adds import Paths
+
+_NO_DATA = (nn.Module, type, FunctionType, MethodType, ModuleType)
+"""Objects whose attributes are no arguments of a model."""
 
 
 @dataclass(eq=False, slots=True)
@@ -98,13 +102,49 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
     """All tensors in a value, also inside lists, tuples, mappings and dataclasses."""
     if isinstance(value, Tensor):
         yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
+    else:
+        for item in _contents(value):
             yield from tensors_in(item)
-    elif isinstance(value, Mapping):
-        yield from tensors_in(list(value.values()))
-    elif is_dataclass(type(value)):
-        yield from tensors_in([getattr(value, field.name, None) for field in fields(value)])
+
+
+def _contents(value: Any) -> Sequence[Any]:
+    if isinstance(value, (list, tuple)):
+        return value
+    if isinstance(value, Mapping):
+        return list(value.values())
+    if is_dataclass(type(value)):
+        return [getattr(value, field.name, None) for field in fields(value)]
+    return ()
+
+
+def tensors_given(arguments: Any) -> list[Tensor]:
+    """All tensors in arguments of a model, also in the attributes of an object, such as a batch of graphs."""
+    found, seen, waiting = list[Tensor](), set[int](), [arguments]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif id(value) not in seen:
+            seen.add(id(value))
+            plain = hasattr(value, "__dict__") and not isinstance(value, _NO_DATA)
+            waiting += reversed(_contents(value) or (list(vars(value).values()) if plain else ()))
+    return found
+
+
+def describe(*tensors: Tensor) -> str:
+    """Their shapes and types, such as 8x3x32x32 float32."""
+    shapes = ("x".join(str(size) for size in tensor.shape) or "scalar" for tensor in tensors)
+    kinds = (str(tensor.dtype).removeprefix("torch.") for tensor in tensors)
+    return ", ".join(map(" ".join, zip(shapes, kinds, strict=True)))
+
+
+def norm_of(tensor: Tensor) -> Tensor:
+    """The Euclidean norm in float64: squares of float32 values overflow from 1e19 on, vanish below 1e-22."""
+    values = tensor.detach()
+    if values.is_sparse:
+        values = values.coalesce().values()
+    norm: Tensor = torch.linalg.vector_norm(values, dtype=torch.promote_types(values.dtype, torch.float64))
+    return norm
 
 
 def overwritten_by(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .adds import Paths, TracedAdd, classify, gating_add, recurrent_adds
-from .modules import Modules
+from .modules import Modules, differentiates
 from .operations import (
     ADDITIONS,
     BATCH_NORMS,
@@ -114,7 +114,7 @@ class Tracer(TorchDispatchMode):
         call = self._read(function, args, kwargs)
         if call is None or (node := self._add_node(call)) is None:
             return function(*args, **kwargs)
-        add = self._find_add(node, call) if node.layered else None
+        add = self._find_add(node, call) if node.layered and not differentiates() else None
         result = function(*args, **kwargs)
         info = TensorInfo(node)
         self._record(info, call, result)
@@ -159,6 +159,8 @@ class Tracer(TorchDispatchMode):
         operands = sum(info is not None for info in data) if parents else 1
         nodes = [None if info is None else info.node for info in data]
         kind = written_kind(operation, call.tensors, nodes) or kind_of(operation, operands, bool(learned))
+        if differentiates():
+            kind = Kind.OTHER
         sources = self._sources(kind, parents, zip(call.tensors, call.infos, strict=True))
         node = self._node(kind, parents, learned)
         node.sources = sources
@@ -280,6 +282,9 @@ class Tracer(TorchDispatchMode):
         if isinstance(paths := classify(operands[0].info.node, operands[1].info.node, node.call), str):
             return paths
         skip, branch = operands[paths.skip_operand], operands[1 - paths.skip_operand]
+        if not paths.branch:
+            node.stream = skip.info.node  # The stream goes on, also through what is no block.
+            return "no layer lies on either operand's path"
         if call.operation == "sub" and paths.skip_operand == 1:
             return "it takes the identity away: f(x) - x"
         if call.operation != "sum" and not sees_skip(paths, skip):
