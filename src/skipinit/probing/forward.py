@@ -26,7 +26,7 @@ from torch.overrides import TorchFunctionMode
 
 from ..errors import ConfigError, SkipinitError, one_line
 from .adds import TracedAdd
-from .tensors import tensors_in, values_of
+from .tensors import local_part, norm_of, tensors_in, values_of
 from .trace import Tracer
 
 if TYPE_CHECKING:
@@ -224,15 +224,6 @@ def _keep_norm(add: TracedAdd, gradient: Tensor) -> None:
     add.gradient_norm = norm_of(gradient)
 
 
-def norm_of(tensor: Tensor) -> Tensor:
-    """The Euclidean norm in float64: squares of float32 values overflow from 1e19 on, vanish below 1e-22."""
-    values = tensor.detach()
-    if values.is_sparse:
-        values = values.coalesce().values()
-    norm: Tensor = torch.linalg.vector_norm(values, dtype=torch.promote_types(values.dtype, torch.float64))
-    return norm
-
-
 _preserving = ContextVar("preserving", default=False)
 
 
@@ -316,7 +307,9 @@ def _eager_execution() -> Iterator[None]:
 def _preserve_buffers(model: nn.Module) -> Iterator[None]:
     """Restore the same tensor objects with the same contents, whether they were written or replaced."""
     saved = [(module, dict(module._buffers)) for module in model.modules() if module._buffers]
-    tensors = [tensor for _, buffers in saved for tensor in buffers.values() if tensor is not None]
+    tensors = [
+        local_part(buffer) for _, buffers in saved for buffer in buffers.values() if buffer is not None
+    ]
     if any(tensor.is_inference() for tensor in tensors):
         reason = "was made under torch.inference_mode, so its buffers cannot be written"
         raise ConfigError(f"{type(model).__name__} {reason}; give a copy.deepcopy of it, made outside")
