@@ -239,5 +239,5 @@ def test_what_unwraps_a_forward_keeps_the_scalars():
         accelerate.state.AcceleratorState._reset_state(True)
     assert torch.equal(plain(X), wanted)
     assert str(inspect.signature(plain.forward)) == "(x)"
-    with pytest.raises(SkipinitError, match="Whole is itself extended .* torch.fx cannot trace"):
+    with pytest.raises(SkipinitError, match=r"Whole is itself extended .* torch.fx cannot trace"):
         torch.fx.symbolic_trace(model)

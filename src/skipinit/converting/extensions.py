@@ -222,7 +222,7 @@ def _like(forward: Callable[..., Any], extension: Callable[..., Any]) -> Callabl
         return extension(self, *args, **kwargs)
 
     extended.__signature__ = inspect.signature(forward)  # type: ignore[attr-defined]
-    del extended.__wrapped__  # type: ignore[attr-defined]
+    del extended.__wrapped__
     return extended
 
 
@@ -231,7 +231,7 @@ def _layouts(kind: Any) -> list[type]:
     return [] if kind is None else [kind, *_layouts(kind.__base__)]
 
 
-def _reduce(self: nn.Module, protocol: Any) -> tuple[Any, ...]:
+def _reduce(self: nn.Module, protocol: Any) -> str | tuple[Any, ...]:
     """Pickle and copy the module by its parts, since its class has no importable name."""
     parts = vars(type(self)).get("extended")
     if parts is None:  # Another class was derived from it, as for a parametrization.
