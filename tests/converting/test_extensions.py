@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import io
 import threading
 from abc import ABC
@@ -12,10 +13,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils import parametrize
 
 from skipinit import convert, probe
 from skipinit.errors import SkipinitError
 from support.convert_models import scalars
+from support.optional import package
 
 T = TypeVar("T")
 X = torch.randn(16, 8, generator=torch.Generator().manual_seed(0))
@@ -219,3 +222,47 @@ def test_an_extended_model_has_the_name_of_its_class_and_its_blocks_have_theirs(
     assert repr(conversion.model).startswith("ScaledAddsWhole(")
     for report in (conversion.before, conversion.after, probe(conversion.model, X)):
         assert [row.name for row in report.rows] == ["Whole", "Whole#2"]
+
+
+class Doubled(nn.Module):
+    def forward(self, half):
+        return 2 * half
+
+    def right_inverse(self, weight):
+        return weight / 2
+
+
+@pytest.mark.parametrize("first", ["convert", "parametrize"])
+def test_a_parametrization_can_be_removed(first):
+    torch.manual_seed(0)
+    model = net((nn.Linear(8, 8), identity), (nn.Linear(8, 8), identity))
+    if first == "parametrize":
+        parametrize.register_parametrization(model[0].end, "weight", Doubled())
+    model = convert(model, X, alpha=0.5, strict=True).model
+    if first == "convert":
+        parametrize.register_parametrization(model[0].end, "weight", Doubled())
+    wanted = model(X)
+    with pytest.raises(RuntimeError, match="parametrized modules is only supported through state_dict"):
+        torch.save(model, io.BytesIO())
+    assert torch.equal(copy.deepcopy(model)(X), wanted)
+    parametrize.remove_parametrizations(model[0].end, "weight")
+    assert type(model[0].end) is type(model[1].end)
+    torch.testing.assert_close(model(X), wanted)
+    torch.save(model, io.BytesIO())
+
+
+def test_what_unwraps_a_forward_keeps_the_scalars():
+    """As accelerate does to take a model out of its mixed precision."""
+    accelerate = package("accelerate")
+    model = convert(Whole(), X, alpha=0.5).model
+    wanted = model(X)
+    accelerator = accelerate.Accelerator(cpu=True, mixed_precision="bf16")
+    try:
+        prepared = accelerator.prepare(model)
+        plain = accelerator.unwrap_model(prepared, keep_fp32_wrapper=False)
+    finally:
+        accelerate.state.AcceleratorState._reset_state(True)
+    assert torch.equal(plain(X), wanted)
+    assert str(inspect.signature(plain.forward)) == "(x)"
+    with pytest.raises(SkipinitError, match=r"Whole is itself extended .* torch.fx cannot trace"):
+        torch.fx.symbolic_trace(model)

@@ -8,10 +8,12 @@ import warnings
 import pytest
 import torch
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 
 from skipinit.converting.convert import convert
 from skipinit.errors import ConfigError, SkipinitError
 from skipinit.nets.create import create_model
+from skipinit.training.world import leave_group
 from support.convert_models import ResNet18
 from support.probe_models import PreActivationResNet, ViT, images, vectors
 
@@ -164,6 +166,17 @@ def test_model_is_refused_in_one_line_and_untouched(message):
     if isinstance(model, nn.Module) and "scripted" not in message:
         model.train()
     assert_refused(model, inputs, message, seed=0)
+
+
+def test_a_model_that_is_spread_over_processes_is_refused(tmp_path):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        with pytest.raises(
+            SkipinitError, match=r"conv1.weight is a DTensor.*before you shard or parallelize"
+        ):
+            convert(fully_shard(ResNet18(4)), IMAGES)
+    finally:
+        leave_group()
 
 
 @pytest.mark.parametrize("message", OPTIONS)

@@ -25,6 +25,7 @@ from skipinit.nets.create import create_model
 from skipinit.probing.measure import probe
 from skipinit.probing.watch import Watch, watch
 from support.probe_models import Function, PostActivationResNet, PreActivationResNet, ViT, images, vectors
+from support.watched_processes import make
 
 
 def float64(tensor):
@@ -326,16 +327,21 @@ def test_compiled_models_are_seen_and_unchanged(form):
             assert row.gradient_norm is None
 
 
-def test_processes_measure_their_own_share_and_the_common_gradient(tmp_path):
-    """The gradients that DDP averages are those of the whole batch in one process."""
+def seen_by_two_processes(way, folder):
+    """The measurements of both processes that train the model of `support.watched_processes`."""
     tests = Path(__file__).parents[1]
     script = tests / "support" / "watched_processes.py"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tests), *sys.path])}
     processes = [
-        subprocess.Popen([sys.executable, script, str(rank), tmp_path], env=environment) for rank in (0, 1)
+        subprocess.Popen([sys.executable, script, str(rank), folder, way], env=environment) for rank in (0, 1)
     ]
     assert [process.wait(timeout=120) for process in processes] == [0, 0]
-    seen = [json.loads((tmp_path / f"{rank}.json").read_text())["measurements"] for rank in (0, 1)]
+    return [json.loads((folder / f"{rank}.json").read_text())["measurements"] for rank in (0, 1)]
+
+
+def test_processes_measure_their_own_share_and_the_common_gradient(tmp_path):
+    """The gradients that DDP averages are those of the whole batch in one process."""
+    seen = seen_by_two_processes("ddp", tmp_path)
     assert [measured["step"] for measured in seen[0]] == [0, 2]
     model = seeded(lambda: ViT(depth=2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -356,6 +362,29 @@ def test_processes_measure_their_own_share_and_the_common_gradient(tmp_path):
                     whole.parameter_gradient_norm, rel=1e-3
                 )
                 assert row["update_ratio"] == pytest.approx(whole.update_ratio, rel=1e-3)
+
+
+@pytest.mark.parametrize("way", ["sharded", "tensor"])
+def test_parameters_that_are_spread_over_processes_hide_no_block(way, tmp_path):
+    """No norm of weights is known of which a process holds a part. All else is as in one process."""
+    seen = seen_by_two_processes(way, tmp_path)
+    model = make(way)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watch(model, every=2) as watching:
+        for step in range(3):
+            optimizer.zero_grad()
+            F.cross_entropy(model(images(8, step).double()), torch.arange(8)).backward()
+            optimizer.step()
+    assert len(watching.report().blocks) == (8 if way == "sharded" else 4)
+    for measurements in seen:
+        for measured, alone in zip(measurements, watching.report().measurements, strict=True):
+            for row, whole in zip(measured["rows"], alone.rows, strict=True):
+                assert row["name"] == whole.name
+                for field in ("skip_variance", "branch_variance", "scale", "gradient_norm"):
+                    assert row[field] == pytest.approx(getattr(whole, field), rel=1e-5), field
+                hidden = way == "sharded" or whole.name.endswith("#2")
+                assert (row["parameter_gradient_norm"] is None) == hidden
+                assert (row["update_ratio"] is None) == hidden
 
 
 def traces(model):

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from ..errors import ConfigError, SkipinitError
 from ..probing.forward import Inputs, check_model, check_values, copy_model, example_inputs
 from ..probing.measure import measure_with_outputs
-from ..probing.tensors import tensors_in
+from ..probing.tensors import local_part, tensors_in
 from .changes import Conversion
 from .first_signal import start_outputs, start_raw_inputs, start_streams
 from .flow import Flow, find_flow
@@ -162,6 +162,9 @@ def _check_convertible(model: nn.Module) -> None:
             raise ConfigError(f"{here} prepares a quantization; convert the model before you prepare it")
     check_values(model)
     for path, tensor in model.named_parameters():
+        if local_part(tensor) is not tensor:
+            spread = f"{path} is a DTensor, spread over processes"
+            raise ConfigError(f"{name}: {spread}; convert the model before you shard or parallelize it")
         if not (tensor.is_floating_point() or tensor.is_complex()):
             kind = str(tensor.dtype).removeprefix("torch.")
             raise ConfigError(f"{name}: {path} is quantized ({kind}); convert the floating-point model")

@@ -6,6 +6,7 @@ its own, with one more parameter. Its name, its other parameters and its place i
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from functools import cache, wraps
 from inspect import get_annotations
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Proxy
 from torch.nn import functional as F
+from torch.nn.utils.parametrize import is_parametrized
 
 from ..errors import SkipinitError
 
@@ -159,9 +161,16 @@ class DroppedInput(nn.Module):
 
 
 def extend(module: nn.Module, extension: type[nn.Module], **fields: Any) -> None:
-    """Change the class of a module to one derived from it and `extension`, and set these fields."""
-    base, extensions = _parts(type(module))
-    module.__class__ = _extended_class(base, (extension, *extensions))
+    """Change the class of a module to one derived from it and `extension`, and set these fields.
+
+    Of a parametrized layer the class that reads the parametrization stays in front: to remove it, torch
+    replaces the class of the layer by its first base.
+    """
+    kind = type(module)
+    front = vars(kind) if is_parametrized(module) else None
+    base, extensions = _parts(kind if front is None else kind.__base__)
+    extended = _extended_class(base, (extension, *extensions))
+    module.__class__ = extended if front is None else type(kind.__name__, (extended,), dict(front))
     for name, value in fields.items():
         setattr(module, name, value)
 
@@ -200,12 +209,22 @@ def _extended_class(base: Any, extensions: Any) -> type[nn.Module]:
 
 
 def _like(forward: Callable[..., Any], extension: Callable[..., Any]) -> Callable[..., Any]:
-    """The extension with the signature of the layer's forward, which trainers and exports look at."""
+    """The extension with the signature of the layer's forward, which trainers and exports look at.
+
+    It has no `__wrapped__`, by which they would find the forward without the extension and call that.
+    """
 
     @wraps(forward)
     def extended(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(args, Proxy):  # For the root of a trace, torch.fx reads the code.
+            raise SkipinitError(
+                f"{type(self).__name__} is itself extended by a conversion, which torch.fx cannot trace; "
+                "use torch.export"
+            )
         return extension(self, *args, **kwargs)
 
+    extended.__signature__ = inspect.signature(forward)  # type: ignore[attr-defined]
+    del extended.__wrapped__
     return extended
 
 
@@ -214,9 +233,12 @@ def _layouts(kind: Any) -> list[type]:
     return [] if kind is None else [kind, *_layouts(kind.__base__)]
 
 
-def _reduce(self: nn.Module, protocol: Any) -> tuple[Any, ...]:
+def _reduce(self: nn.Module, protocol: Any) -> str | tuple[Any, ...]:
     """Pickle and copy the module by its parts, since its class has no importable name."""
-    return _rebuild, type(self).__dict__["extended"], self.__getstate__()
+    parts = vars(type(self)).get("extended")
+    if parts is None:  # Another class was derived from it, as for a parametrization.
+        return object.__reduce_ex__(self, protocol)
+    return _rebuild, parts, self.__getstate__()
 
 
 def _refuse_script(self: nn.Module) -> None:

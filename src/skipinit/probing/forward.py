@@ -25,7 +25,7 @@ from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
 from ..errors import ConfigError, SkipinitError, one_line
-from .tensors import describe, norm_of, tensors_given, tensors_in, values_of
+from .tensors import describe, local_part, norm_of, tensors_given, tensors_in, values_of
 from .trace import Tracer
 
 if TYPE_CHECKING:
@@ -314,7 +314,9 @@ def _eager_execution() -> Iterator[None]:
 def _preserve_buffers(model: nn.Module) -> Iterator[None]:
     """Restore the same tensor objects with the same contents, whether they were written or replaced."""
     saved = [(module, dict(module._buffers)) for module in model.modules() if module._buffers]
-    tensors = [tensor for _, buffers in saved for tensor in buffers.values() if tensor is not None]
+    tensors = [
+        local_part(buffer) for _, buffers in saved for buffer in buffers.values() if buffer is not None
+    ]
     if any(tensor.is_inference() for tensor in tensors):
         reason = "was made under torch.inference_mode, so its buffers cannot be written"
         raise ConfigError(f"{type(model).__name__} {reason}; give a copy.deepcopy of it, made outside")

@@ -18,7 +18,7 @@ from .adds import ResidualAdd, TracedAdd, describe_adds
 from .balance import ProbeReport, ProbeRow
 from .forward import Inputs, Mode, traced
 from .operations import Kind
-from .tensors import TensorInfo, norm_of, values_of
+from .tensors import TensorInfo, is_spread, values_of, whole_norm
 from .trace import Tracer
 
 Loss = Callable[[Any, Tensor], Tensor]
@@ -106,8 +106,8 @@ def find_residual_adds(model: nn.Module, inputs: Inputs) -> list[ResidualAdd]:
         return describe_adds(tracer.adds, type(model).__name__)
 
 
-Norms = Mapping[tuple[str, str], Tensor]
-"""Norms by quantity and name, such as ("gradient", "layer1.weight")."""
+Norms = Mapping[tuple[str, str], Tensor | None]
+"""Norms by quantity and name, such as ("gradient", "layer1.weight"); None if other processes hold parts."""
 
 
 class Readings:
@@ -116,10 +116,12 @@ class Readings:
     def __init__(self, adds: Sequence[TracedAdd], statistics: StatisticsBuffer, norms: Norms) -> None:
         outputs = {add: add.gradient_norm for add in adds if add.gradient_norm is not None}
         entries = statistics.stacked()
-        numbers = iter(_fetch([entries, *outputs.values(), *norms.values()]))
+        known = {key: norm for key, norm in norms.items() if norm is not None}
+        numbers = iter(_fetch([entries, *outputs.values(), *known.values()]))
         self._statistics = [[next(numbers) for _ in range(3)] for _ in range(len(entries))]
         self.gradient_norms = {add: next(numbers) for add in outputs}
-        self.norms = {key: next(numbers) for key in norms}
+        self.norms: dict[tuple[str, str], float | None] = dict.fromkeys(norms)
+        self.norms |= {key: next(numbers) for key in known}
 
     def statistics(self, index: int | None) -> list[float]:
         """Variance within channels, variance of the channel means, mean square of the channel means."""
@@ -132,9 +134,10 @@ class Readings:
         return within + between
 
     def total_norm(self, quantity: str, names: Iterable[str]) -> float | None:
-        """The norm over several parameters; None if it is known of none."""
+        """The norm over several parameters; None if it is known of none, or unknown of one."""
         found = [self.norms[quantity, name] for name in names if (quantity, name) in self.norms]
-        return math.hypot(*found) if found else None
+        known = [norm for norm in found if norm is not None]
+        return math.hypot(*known) if known and len(known) == len(found) else None
 
 
 def _fetch(tensors: Sequence[Tensor]) -> list[float]:
@@ -194,9 +197,9 @@ def _gradient_norms(model: nn.Module, output: Any, targets: Tensor, loss: Loss |
         name, reason = type(model).__name__, one_line(error)
         raise ConfigError(f"{name} cannot go backward from its loss: {reason}") from error
     return {
-        ("gradient", name): norm_of(gradient)
+        ("gradient", name): None if gradient is None else whole_norm(gradient)
         for name, gradient in zip(parameters, gradients, strict=True)
-        if gradient is not None
+        if gradient is not None or is_spread(parameters[name])
     }
 
 

@@ -55,9 +55,8 @@ class Modules:
 
     def parameters_in(self, storage: Any) -> tuple[str, ...]:
         """The names of the parameters that are in a storage."""
-        owner = self._owners.get(storage)
-        if owner is None:
-            return ()
+        # While a module of a sharded model runs, it holds copies that were gathered after the pass began.
+        owner = self._owners.get(storage, self.running.module)
         named = owner.named_parameters(self._names[owner], recurse=False)
         return tuple(name for name, parameter in named if storage_of(parameter) is storage)
 

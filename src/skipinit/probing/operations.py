@@ -65,7 +65,10 @@ _ACTIVATIONS = {
     "mish", "softplus", "clamp", "clamp_min", "threshold", "_prelu_kernel", "celu", "glu", "softshrink",
     "log_sigmoid_forward", "rrelu_with_noise", "_softmax", "maximum", "minimum",
 }  # fmt: skip
-_COPIES = {"clone", "_to_copy", "copy", "native_dropout", "contiguous", "constant_pad_nd"}
+_COPIES = {
+    "clone", "_to_copy", "copy", "native_dropout", "contiguous", "constant_pad_nd",
+    "all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "wait_tensor", "_wrap_tensor_autograd",
+}  # fmt: skip
 ADDITIONS = {"add", "sub", "addcmul", "lerp", "index_add"}
 _SCALINGS = {"mul", "div"}
 COMPARISONS = {

@@ -21,7 +21,7 @@ from .balance import ProbeReport
 from .forward import GradientHooks, copy_arguments, preserve_state
 from .history import Measurement, WatchRow
 from .measure import Readings, StatisticsBuffer
-from .tensors import norm_of, tensors_given
+from .tensors import local_part, norm_of, tensors_given, whole_norm
 from .trace import Tracer
 
 
@@ -41,9 +41,8 @@ class Snapshot:
         self._modes = ExitStack()
         self._adds: list[ResidualAdd] = []
         self._traced: list[TracedAdd] = []
-        self._parameters: dict[str, nn.Parameter] = {}
         self._before: dict[str, Tensor] = {}
-        self._norms: dict[tuple[str, str], Tensor] = {}
+        self._norms: dict[tuple[str, str], Tensor | None] = {}
         """Keyed by quantity and name: weight, gradient or update of a parameter, scale of a block."""
 
     def open(self, inputs: Any) -> None:
@@ -59,9 +58,6 @@ class Snapshot:
         self._modes.close()
         self._traced = self._tracer.adds
         self._adds = describe_adds(self._traced, type(self._model).__name__)
-        known = dict(self._model.named_parameters(remove_duplicate=False))
-        used = dict.fromkeys(name for add in self._adds for name in add.parameters)
-        self._parameters = {name: known[name] for name in used if name in known}
         for add, traced in zip(self._adds, self._traced, strict=True):
             scaling = traced.learned_scaling()
             if scaling is not None and scaling.factor is not None:
@@ -99,16 +95,19 @@ class Snapshot:
         """Reduce the gradients that the optimizer used and the updates that it made."""
         for name, parameter in self._held(held):
             if parameter.grad is not None:
-                self._norms["gradient", name] = norm_of(parameter.grad)
+                self._norms["gradient", name] = whole_norm(parameter.grad)
             # Kept after the update: another optimizer may be wrapped around this one and change them further.
             if (before := self._before.get(name)) is not None:
-                self._norms["weight", name] = norm_of(before)
-                self._norms["update", name] = norm_of(parameter.detach() - before)
+                self._norms["weight", name] = whole_norm(before)
+                self._norms["update", name] = whole_norm(parameter.detach() - before)
 
     def _held(self, held: Sequence[Tensor] | None) -> Iterator[tuple[str, nn.Parameter]]:
+        """By name: during the forward pass a sharded model has other parameters than now."""
         identities = None if held is None else {id(tensor) for tensor in held}
-        for name, parameter in self._parameters.items():
-            if identities is None or id(parameter) in identities:
+        known = dict(self._model.named_parameters(remove_duplicate=False))
+        for name in dict.fromkeys(name for add in self._adds for name in add.parameters):
+            parameter = known.get(name)
+            if parameter is not None and (identities is None or id(parameter) in identities):
                 yield name, parameter
 
     def fetch(self) -> Measurement:
@@ -132,6 +131,7 @@ class Snapshot:
 
 def _scale(values: Tensor) -> Tensor:
     """The value of a real scalar, with its sign; the root mean square of several."""
+    values = local_part(values)
     single = values.numel() == 1 and not values.is_complex()
     return values.clone() if single else norm_of(values) / values.numel() ** 0.5
 

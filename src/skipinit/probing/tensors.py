@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..errors import ConfigError
 from .operations import CHANNELS_LAST, CHANNELS_SECOND, Kind, Node, mutable_arguments
@@ -74,10 +75,45 @@ def storage_of(tensor: Tensor) -> Any:
     """The memory that all views of a tensor share."""
     if tensor.is_nested and tensor.layout is torch.strided:
         raise ConfigError("a nested tensor of layout torch.strided has no shape; use layout=torch.jagged")
+    if type(tensor) not in (Tensor, nn.Parameter) and is_traceable_wrapper_subclass(tensor):
+        parts = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
+        inner = [part for part in parts if isinstance(part, Tensor)]
+        if len(inner) == 1:  # A tensor that is spread over processes, or one that waits for them.
+            return storage_of(inner[0])
     try:
         return tensor.untyped_storage()
     except NotImplementedError:
         return _NoStorage()
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """Of a tensor that is spread over processes (`DTensor`) what this process holds; any other as it is."""
+    local: Tensor = getattr(tensor, "_local_tensor", tensor)
+    return local
+
+
+def is_spread(tensor: Tensor) -> bool:
+    """Whether other processes hold parts or terms of the tensor."""
+    return not all(placement.is_replicate() for placement in getattr(tensor, "placements", ()))
+
+
+def is_term(tensor: Tensor) -> bool:
+    """Whether the tensor is a sum, of which this process holds a term: no value of it is known here."""
+    return any(placement.is_partial() for placement in getattr(tensor, "placements", ()))
+
+
+def norm_of(tensor: Tensor) -> Tensor:
+    """The Euclidean norm in float64: squares of float32 values overflow from 1e19 on, vanish below 1e-22."""
+    values = local_part(tensor.detach())
+    if values.is_sparse:
+        values = values.coalesce().values()
+    norm: Tensor = torch.linalg.vector_norm(values, dtype=torch.promote_types(values.dtype, torch.float64))
+    return norm
+
+
+def whole_norm(tensor: Tensor) -> Tensor | None:
+    """`norm_of`; None if other processes hold parts of the tensor, since they may not be watched."""
+    return None if is_spread(tensor) else norm_of(tensor)
 
 
 def is_signal(tensor: Tensor) -> bool:
@@ -86,8 +122,8 @@ def is_signal(tensor: Tensor) -> bool:
 
 
 def values_of(tensor: Tensor) -> Tensor:
-    """Of a nested tensor the values, its examples one after the other; any other tensor as it is."""
-    return tensor.values() if tensor.is_nested else tensor
+    """Of a nested tensor the values, its examples one after the other; of others what this process holds."""
+    return tensor.values() if tensor.is_nested else local_part(tensor)
 
 
 def cast_of(tensor: Tensor) -> Tensor | None:
@@ -138,15 +174,6 @@ def describe(*tensors: Tensor) -> str:
     return ", ".join(map(" ".join, zip(shapes, kinds, strict=True)))
 
 
-def norm_of(tensor: Tensor) -> Tensor:
-    """The Euclidean norm in float64: squares of float32 values overflow from 1e19 on, vanish below 1e-22."""
-    values = tensor.detach()
-    if values.is_sparse:
-        values = values.coalesce().values()
-    norm: Tensor = torch.linalg.vector_norm(values, dtype=torch.promote_types(values.dtype, torch.float64))
-    return norm
-
-
 def overwritten_by(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
     """The tensors among its arguments that an operation writes into."""
     if places := mutable_arguments(function):
@@ -186,6 +213,7 @@ class Part(NamedTuple):
 
 def part_of(tensor: Tensor, storage: Any) -> Part | None:
     """Which part of its storage the tensor is; None if it is all of it."""
+    tensor = local_part(tensor)
     whole = storage.nbytes() // tensor.itemsize
     if tensor.numel() >= whole:
         return None

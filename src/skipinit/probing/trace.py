@@ -41,6 +41,7 @@ from .tensors import (
     channel_axis,
     channels_of,
     is_signal,
+    is_term,
     parts_read,
     scales_alike,
     sees_skip,
@@ -347,7 +348,7 @@ class Tracer(TorchDispatchMode):
         scaled = node.kind is Kind.SCALE and (node.parameters or constant)
         if node.kind is Kind.SCALE and node.parameters and factor is not None:
             node.factor = factor.reciprocal() if operation == "div" else factor.detach()
-        if tensor.dim() < 2 or not (scaled or operation in BATCH_NORMS):
+        if tensor.dim() < 2 or is_term(tensor) or not (scaled or operation in BATCH_NORMS):
             return  # One number per example has no channel axis, and is not the end of a branch.
         axis = 1 if operation in BATCH_NORMS else channel_axis(tensor, info)
         node.input_statistics = self.statistics.measure(tensor, axis, info)
