@@ -93,16 +93,16 @@ def _describe(conversion: skipinit.Conversion) -> str:
 
 
 def _train(converted: nn.Module, inputs: Any) -> str:
-    args, kwargs = arguments_of(converted, inputs)
-    text = _train_at(0.05, converted, args, kwargs)
-    return text if "*" not in text else f"{text}; at 0.005 {_train_at(0.005, converted, args, kwargs)}"
+    text = _train_at(0.05, converted, inputs)
+    return text if "*" not in text else f"{text}; at 0.005 {_train_at(0.005, converted, inputs)}"
 
 
-def _train_at(rate: float, converted: nn.Module, args: Any, kwargs: Any) -> str:
+def _train_at(rate: float, converted: nn.Module, inputs: Any) -> str:
     model = copy.deepcopy(converted).train()
     trainer = skipinit.recipe(model, rate, warm_up=5)
     start = time.process_time()
     while len(trainer.losses) < STEPS and time.process_time() - start < SECONDS:
+        args, kwargs = arguments_of(model, inputs)  # Fresh ones: some models write into their input.
         trainer.step(_loss(model(*args, **kwargs)))
     first, last, steps = trainer.losses[0], trainer.losses[-1], len(trainer.losses)
     text = f"{first:.3g} to {last:.3g}" + (f" in {steps}" if steps < STEPS else "")

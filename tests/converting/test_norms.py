@@ -222,24 +222,24 @@ def test_a_norm_with_an_activation_stays_because_the_network_would_be_linear_wit
     assert bend.abs().max() > 0.1
 
 
-class TrainingHead(nn.Module):
-    """Returns a second output in training, as GoogLeNet."""
+class SecondHead(nn.Module):
+    """Returns a second output on demand."""
 
     def __init__(self) -> None:
         super().__init__()
         self.block, self.head = Mixed(nn.Identity()), nn.Linear(6, 3)
         self.second = nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 3))
 
-    def forward(self, x):
+    def forward(self, x, both=False):
         x = self.block(x)
-        return (self.head(x), self.second(x)) if self.training else self.head(x)
+        return (self.head(x), self.second(x)) if both else self.head(x)
 
 
 def test_strict_refuses_a_norm_that_the_inputs_do_not_reach():
     with pytest.warns(UserWarning, match=r"second.0 .not reached by the inputs.; strict=True makes this"):
-        convert(TrainingHead(), X)
-    with pytest.raises(SkipinitError, match=r"TrainingHead: second.0 .not reached by the inputs"):
-        convert(TrainingHead(), X, strict=True)
+        convert(SecondHead(), X)
+    with pytest.raises(SkipinitError, match=r"SecondHead: second.0 .not reached by the inputs"):
+        convert(SecondHead(), X, strict=True)
 
 
 @pytest.mark.parametrize("written", TWINS, ids=lambda function: function.__name__)
