@@ -51,9 +51,10 @@ Doubtful adds have [two readings](probe.md#what-counts-as-a-residual-add).
 
 The counts come from reading the source of each block, and the table is no test on unseen models: where finder
 and count differed, one of them was wrong, and several times it was the finder, whose rule was mended
-(GhostNet, CoaT, EfficientViM, EfficientViT, FastViT, EdgeNeXt, Hiera, Res2Net, SAM). Counts that were
-corrected after a look at what was found: GCViT, Sequencer, RelPos, MobileOne, RepGhost, SwiftFormer, NASNet,
-PNASNet."""
+(GhostNet, CoaT, EfficientViM, EfficientViT, FastViT, EdgeNeXt, Hiera, Res2Net, SAM, ATS-ViT, LoopedViT,
+the orthogonal updates of vit-pytorch, xLSTM). Counts that were corrected after a look at what was found:
+GCViT, Sequencer, RelPos, MobileOne, RepGhost, SwiftFormer, NASNet, PNASNet, the spatio-temporal U-Net of
+diffusers, the attention scores of x-transformers and PatchTST."""
 
 
 def row(case: Case, counts: bool) -> list[str]:
@@ -110,9 +111,9 @@ def _train_at(rate: float, converted: nn.Module, inputs: Any) -> str:
 
 
 def _loss(output: Any) -> torch.Tensor:
-    """Cross-entropy of logits, or of the first of a sequence; of images, the distance from a random one."""
+    """Cross-entropy of logits, or of the first of a sequence; of images or a series the squared distance."""
     out = next(tensor for tensor in tensors_in(output) if tensor.requires_grad)
-    if out.dim() > 3:
+    if out.dim() > 3 or out.shape[-1] < len(out):
         wanted = torch.randn(out.shape, generator=torch.Generator().manual_seed(0))
         return nn.functional.mse_loss(out, wanted)
     return nn.functional.cross_entropy(out if out.dim() == 2 else out[:, 0], torch.arange(len(out)))
