@@ -33,7 +33,7 @@ from skipinit.provenance import Provenance
 
 STEPS, SECONDS = 20, 10
 """Of training after the conversion from scratch, whichever ends first; seconds of processor time."""
-COLLECTIONS = ("timm_models", "transformers_models", "image_models")
+COLLECTIONS = ("timm_models", "transformers_models", "image_models", "signal_models")
 
 
 _HEAD = """# Families
@@ -52,9 +52,10 @@ Doubtful adds have [two readings](probe.md#what-counts-as-a-residual-add).
 
 The counts come from reading the source of each block, and the table is no test on unseen models: where finder
 and count differed, one of them was wrong, and several times it was the finder, whose rule was mended
-(GhostNet, CoaT, EfficientViM, EfficientViT, FastViT, EdgeNeXt, Hiera, Res2Net, SAM). Counts that were
-corrected after a look at what was found: GCViT, Sequencer, RelPos, MobileOne, RepGhost, SwiftFormer, NASNet,
-PNASNet."""
+(GhostNet, CoaT, EfficientViM, EfficientViT, FastViT, EdgeNeXt, Hiera, Res2Net, SAM, ATS-ViT, LoopedViT,
+the orthogonal updates of vit-pytorch, xLSTM). Counts that were corrected after a look at what was found:
+GCViT, Sequencer, RelPos, MobileOne, RepGhost, SwiftFormer, NASNet, PNASNet, the spatio-temporal U-Net of
+diffusers, the attention scores of x-transformers and PatchTST."""
 
 
 def row(case: Case, counts: bool) -> list[str]:
@@ -110,7 +111,8 @@ def _train_at(rate: float, converted: nn.Module, inputs: Any) -> str:
 
 
 def _loss(output: Any) -> torch.Tensor:
-    """Cross-entropy of logits, or of the first of a sequence; of images, the distance from a random one.
+    """Cross-entropy of logits, or of the first of a sequence; of images or a series, the squared
+    distance from random ones.
 
     A detector returns its losses.
     """
@@ -118,7 +120,7 @@ def _loss(output: Any) -> torch.Tensor:
     out = learned[0]
     if out.dim() == 0:
         return torch.stack([loss for loss in learned if loss.dim() == 0]).sum()
-    if out.dim() > 3:  # Not the seed of the inputs, which a network near the identity returns.
+    if out.dim() > 3 or out.shape[-1] < len(out):  # Not the seed of the inputs, which a network near the identity returns.
         wanted = torch.randn(out.shape, generator=torch.Generator().manual_seed(1))
         return nn.functional.mse_loss(out, wanted)
     return nn.functional.cross_entropy(out if out.dim() == 2 else out[:, 0], torch.arange(len(out)))

@@ -59,6 +59,26 @@ def test_weights_with_a_norm_of_their_own_are_drawn_like_others(bias):
     torch.testing.assert_close(ratio, ratio.mean().expand_as(ratio))
 
 
+class MaxNorm(nn.Module):
+    """The weights of each output have at most this norm."""
+
+    def forward(self, weight):
+        return weight.renorm(2, 0, 0.25)
+
+    def right_inverse(self, weight):
+        return weight
+
+
+def test_weights_of_a_bounded_norm_are_drawn_up_to_the_bound():
+    def bounded(layer):
+        return parametrize.register_parametrization(layer, "weight", MaxNorm())
+
+    plain, model = (convert(net(wrap), IMAGES, seed=0).model for wrap in (lambda layer: layer, bounded))
+    wanted = plain[0].conv.weight.renorm(2, 0, 0.25)
+    torch.testing.assert_close(model[0].conv.weight, wanted)
+    assert (wanted.flatten(1).norm(dim=1) - 0.25).abs().max() < 1e-5
+
+
 @pytest.mark.parametrize("wrap", [parametrizations.orthogonal, doubled, nn.utils.spectral_norm])
 def test_weights_that_cannot_be_set_are_refused(wrap):
     random = torch.get_rng_state()

@@ -176,14 +176,16 @@ def _check_drawable(name: str, layer: nn.Module, plan: Plan, zero: bool, foldabl
 
 @torch.no_grad()
 def _takes_values(layer: nn.Module) -> bool:
-    """Whether the weight takes the values it is set to, up to a factor, which spectral norm chooses."""
+    """Whether the weight takes the values it is set to, up to factors: a spectral norm chooses one for all, a
+    constraint on the norm one for each output.
+    """
     old = cast(Tensor, layer.weight)
     value = torch.randn(old.shape, generator=torch.Generator().manual_seed(0)).to(old)
     try:
         layer.weight = value
     except (RuntimeError, NotImplementedError):
         return False
-    return F.cosine_similarity(layer.weight.flatten(), value.flatten(), 0).item() > 0.999
+    return F.cosine_similarity(layer.weight.flatten(1), value.flatten(1), 1).min().item() > 0.999
 
 
 @torch.no_grad()
