@@ -322,6 +322,17 @@ def test_layers_on_what_enters_from_the_side_make_no_branch(keep):
     assert (add.name, add.skip_operand, add.branch_modules) == ("Side", 0, ("b",))
 
 
+def test_layers_that_compute_the_weights_of_a_branch_make_it_one():
+    """As in a hypernetwork, or StyleGAN2: x meets no parameter."""
+
+    class Weights(Function):
+        def forward(self, x, side):
+            return x + x.relu() @ self.a(side[:, None]).mT @ self.b(side[:, None])[0] / 6
+
+    (add,) = find_residual_adds(Weights(None), (VECTORS[:, None], VECTORS))
+    assert (add.name, add.skip_operand) == ("Weights", 0)
+
+
 @pytest.mark.parametrize("blocks", [False, True])
 def test_a_stream_goes_on_through_a_sum_that_is_no_block(blocks):
     """As in GENConv: what all layers add to the neighbours, the edges, is no skip around these layers."""
