@@ -212,11 +212,13 @@ def norms_on_skip(adds: Sequence[TracedAdd], norms: set[str]) -> tuple[str, ...]
 
 
 def _normalizes_sum(norm: Node) -> bool:
-    given, waiting = set[Kind](), [norm]
+    given, within, waiting = set[Kind](), {norm}, [norm]
     while waiting:
-        node = waiting.pop()
-        waiting.extend(parent for parent in node.parents if parent.call == norm.call)
-        given.update(parent.kind for parent in node.parents if parent.call != norm.call)
+        parents = set(waiting.pop().parents)
+        inside = {parent for parent in parents if parent.call == norm.call} - within
+        within |= inside
+        waiting += inside
+        given.update(parent.kind for parent in parents if parent.call != norm.call)
     return Kind.RESIDUAL in given
 
 

@@ -87,8 +87,8 @@ def _classify_identity(
     operand: int, skip: list[Node], branch: list[Node], operands: tuple[Node, Node]
 ) -> Paths | str:
     origin, end = operands[operand], operands[1 - operand]
-    scaled = any(name.endswith(BRANCH_SCALAR) for node in branch for name in node.parameters)
     path = _descending(skip, branch, origin, end)
+    scaled = any(name.endswith(BRANCH_SCALAR) for node in path for name in node.parameters)
     computed = _count(path, Kind.ATTENTION) and has_layer(
         branch
     )  # Weights that layers compute from the side.
