@@ -33,7 +33,7 @@ from skipinit.provenance import Provenance
 
 STEPS, SECONDS = 20, 10
 """Of training after the conversion from scratch, whichever ends first; seconds of processor time."""
-COLLECTIONS = ("timm_models", "transformers_models", "image_models", "signal_models")
+COLLECTIONS = ("timm_models", "transformers_models", "image_models", "signal_models", "science_models")
 
 
 _HEAD = """# Families

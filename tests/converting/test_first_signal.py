@@ -138,3 +138,22 @@ def test_a_class_token_of_zeros_is_no_signal_that_vanishes(scheme, recwarn):
         loss.backward()
         optimizer.step()
     assert loss.item() < 0.1
+
+
+class Relative(nn.Module):
+    """Returns what the block adds, per its own size: 0 / 0 while the branch is 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.layer, self.head = nn.LayerNorm(6), nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x):
+        added = x + self.layer(self.norm(x)) - x
+        return self.head(added / added.abs().max())
+
+
+def test_a_model_that_gives_nan_at_the_start_is_named():
+    inputs = torch.randn(8, 6, generator=torch.Generator().manual_seed(0))
+    with pytest.warns(UserWarning, match=r"Relative gives NaN on these inputs now.*exclude= leaves"):
+        model = convert(Relative(), inputs).model
+    assert model(inputs).isnan().all()

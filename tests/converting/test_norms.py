@@ -315,3 +315,25 @@ def test_a_norm_inside_a_long_forward_is_found_in_time():
 
     conversion = convert(Function(forward), torch.randn(4, 6))
     assert conversion.num_blocks == 1
+
+
+class Normed(nn.Module):
+    """Post-norm blocks in one forward, which also norms by hand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.head = nn.ModuleList(nn.Linear(6, 6) for _ in range(64)), nn.Linear(6, 3)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + layer(x).relu()
+            x = x / x.norm(dim=1, keepdim=True)
+        return self.head(x)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_each_step_of_a_chain_of_written_norms_is_looked_at_once():
+    """Each norm reads its sum twice: along all ways there would be 2^64 steps."""
+    conversion = convert(Normed(), X)
+    assert (conversion.num_norms, conversion.num_blocks) == (0, 64)
+    assert conversion.left[0].startswith("Normed, Normed normalizes inside its own forward")

@@ -674,10 +674,12 @@ def test_a_branch_that_torch_fx_traced_is_scaled_at_the_add():
     torch.testing.assert_close(copy.deepcopy(conversion.model)(X), conversion.model(X))
 
 
+@pytest.mark.filterwarnings("ignore:branches that contribute from the start")
 def test_an_add_in_a_forward_that_torch_fx_wrote_is_left_with_the_reason():
     traced = torch.fx.symbolic_trace(nn.Sequential(Block(ENDS["function"]), nn.Linear(6, 3)))
-    with pytest.warns(UserWarning, match="from the start"):
+    with pytest.warns(
+        UserWarning, match="torch.fx wrote the forward of its module; convert the model before"
+    ):
         conversion = convert(traced, X)
-    reason = "torch.fx wrote the forward of its module; convert the model before you trace it"
-    assert [left.partition(", ")[2].partition(", or")[0] for left in conversion.left][:1] == [reason]
-    assert scalars(conversion.model) == []
+    assert conversion.left[0].startswith("GraphModule, torch.fx wrote")
+    assert not scalars(conversion.model)

@@ -363,6 +363,29 @@ def test_layers_on_what_enters_from_the_side_make_no_branch(keep):
     assert (add.name, add.skip_operand, add.branch_modules) == ("Side", 0, ("b",))
 
 
+def test_a_branch_scalar_beside_a_branch_makes_it_none():
+    """As where a physics-informed network multiplies its derivative by its output."""
+
+    class Beside(Function):
+        def forward(self, x, side):
+            return x + x.sin() * (self.branch_alpha * self.a(side))
+
+    model = Beside(None)
+    model.branch_alpha = nn.Parameter(torch.tensor(0.0))
+    assert find_residual_adds(model, (VECTORS, VECTORS.flip(0))) == []
+
+
+def test_layers_that_compute_the_weights_of_a_branch_make_it_one():
+    """As in a hypernetwork, or StyleGAN2: x meets no parameter."""
+
+    class Weights(Function):
+        def forward(self, x, side):
+            return x + x.relu() @ self.a(side[:, None]).mT @ self.b(side[:, None])[0] / 6
+
+    (add,) = find_residual_adds(Weights(None), (VECTORS[:, None], VECTORS))
+    assert (add.name, add.skip_operand) == ("Weights", 0)
+
+
 @pytest.mark.parametrize("blocks", [False, True])
 def test_a_stream_goes_on_through_a_sum_that_is_no_block(blocks):
     """As in GENConv: what all layers add to the neighbours, the edges, is no skip around these layers."""

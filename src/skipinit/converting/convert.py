@@ -124,7 +124,8 @@ def convert(
     difference = largest_difference(floating_tensors(outputs), expected) if expected else None
     if difference is not None and not difference <= rounding_tolerance(expected):
         surgery.remarks.append(_rounding_alone(model, inputs, plan, selection, difference, expected))
-    for remark in (*surgery.remarks, *remarks(surgery, left, after, compared=difference is not None)):
+    more = remarks(surgery, left, after, floating_tensors(outputs), compared=difference is not None)
+    for remark in (*surgery.remarks, *more):
         warnings.warn(remark, stacklevel=2)
     return Conversion(
         model=surgery.model,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 
+from torch import Tensor
+
 from ..probing.balance import ProbeReport, ProbeRow
 from .branches import match_blocks
 from .initialization import is_tied
@@ -20,8 +22,10 @@ All families of `docs/families.md` but one stay far below.
 """
 
 
-def remarks(surgery: Surgery, left: Mapping[str, str], after: ProbeReport, compared: bool) -> Iterator[str]:
-    """What matters for training."""
+def remarks(
+    surgery: Surgery, left: Mapping[str, str], after: ProbeReport, outputs: Iterable[Tensor], compared: bool
+) -> Iterator[str]:
+    """What matters for training; `outputs` are those of the converted model."""
     flow, plan, name = surgery.flow, surgery.plan, after.model
     if surgery.on_site and not any(run.mode == "training" for run in flow.passes):
         yield (
@@ -39,6 +43,11 @@ def remarks(surgery: Surgery, left: Mapping[str, str], after: ProbeReport, compa
     if left:
         yield f"left as they were: {listed(left)}; strict=True makes this an error, exclude= silences it"
     if not plan.keep_function:
+        if after.first_nonfinite is None and any(bool(output.isnan().any()) for output in outputs):
+            yield (
+                f"{name} gives NaN on these inputs now, so no rate trains it: it cannot compute without the "
+                "norms that were removed or the branches that start at 0; exclude= leaves modules as they are"
+            )
         yield from _remarks_on_start(surgery, name)
         yield from _remarks_on_blocks(surgery, after)
 

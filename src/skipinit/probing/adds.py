@@ -81,10 +81,11 @@ def _classify_identity(
     operand: int, skip: list[Node], branch: list[Node], operands: tuple[Node, Node]
 ) -> Paths | str:
     origin, end = operands[operand], operands[1 - operand]
-    scaled = any(name.endswith(BRANCH_SCALAR) for node in branch for name in node.parameters)
-    inside = _descending(skip, branch, origin, end)
-    # Weights may be computed at the side, as from a style.
-    layered = scaled or has_layer(inside) or (_count(inside, Kind.ATTENTION) and has_layer(branch))
+    path = _descending(skip, branch, origin, end)
+    scaled = any(name.endswith(BRANCH_SCALAR) for node in path for name in node.parameters)
+    # Layers may also compute the weights of the branch from the side, as from a style.
+    computed = _count(path, Kind.ATTENTION) and has_layer(branch)
+    layered = scaled or has_layer(path) or computed
     return Paths(operand, tuple(skip), _between(skip, branch, origin, end) if layered else ())
 
 
@@ -127,8 +128,7 @@ def _descending(skip: list[Node], branch: list[Node], origin: Node, end: Node) -
 def _between(skip: list[Node], branch: list[Node], origin: Node, end: Node) -> tuple[Node, ...]:
     """The operations of `branch` that lead from where the skip comes from to `end`, not through blocks."""
     learned = not (origin.from_data and end.from_data)
-    candidates = set(_descending(skip, branch, origin, end))
-    on_path, waiting = set[Node](), [end]
+    candidates, on_path, waiting = set(_descending(skip, branch, origin, end)), set[Node](), [end]
     while waiting:
         node = waiting.pop()
         if node in candidates and node not in on_path:
@@ -333,15 +333,13 @@ def _stream(skip: Node) -> tuple[Node, float]:
     """The node of which the skip operand is a constant multiple, and the constant."""
     constant = 1.0
     while skip.kind is Kind.SCALE and skip.constant is not None:
-        constant *= skip.constant
-        skip = skip.parents[0]
+        constant, skip = constant * skip.constant, skip.parents[0]
     return skip, constant
 
 
 def _modules(path: Iterable[Node], add: Node, *kinds: Kind) -> tuple[str, ...]:
     """Where the operations of the path ran, outside of the forward that adds; with `kinds`, only such."""
-    outside = (node for node in path if node.call != add.call and node.kind in (kinds or Kind))
-    return tuple(dict.fromkeys(node.module for node in outside))
+    return tuple(dict.fromkeys(n.module for n in path if n.call != add.call and n.kind in (kinds or Kind)))
 
 
 def _origin(operand: Node, add: Node) -> str | None:
