@@ -7,10 +7,12 @@ import inspect
 import io
 import threading
 from abc import ABC
+from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
 import pytest
 import torch
+from snippets import blocks
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrize
@@ -266,3 +268,15 @@ def test_what_unwraps_a_forward_keeps_the_scalars():
     assert str(inspect.signature(plain.forward)) == "(x)"
     with pytest.raises(SkipinitError, match=r"Whole is itself extended .* torch.fx cannot trace"):
         torch.fx.symbolic_trace(model)
+
+
+def test_scalars_multiplied_into_their_layers_change_nothing():
+    """As the guide does it before adapters are merged into the layers; then they are no longer multiplied."""
+    torch.manual_seed(0)
+    model = convert(net((nn.Linear(8, 8),), (nn.Linear(8, 8),)), X, alpha=0.5).model.double()
+    guide = (Path(__file__).parents[2] / "docs" / "convert.md").read_text(encoding="utf-8")
+    wanted = model(X.double())
+    (code,) = [block.text for block in blocks(guide) if "values *= layer.branch_alpha" in block.text]
+    exec(code, {"torch": torch, "net": model})
+    torch.testing.assert_close(model(X.double()), wanted)
+    assert all(value.item() == 1 for value in scalars(model).values())
