@@ -120,7 +120,9 @@ def _loss(output: Any) -> torch.Tensor:
     out = learned[0]
     if out.dim() == 0:
         return torch.stack([loss for loss in learned if loss.dim() == 0]).sum()
-    if out.dim() > 3 or out.shape[-1] < len(out):  # Not the seed of the inputs, which a network near the identity returns.
+    if out.dim() > 3 or out.shape[-1] < len(
+        out
+    ):  # Not the seed of the inputs, which a network near the identity returns.
         wanted = torch.randn(out.shape, generator=torch.Generator().manual_seed(1))
         return nn.functional.mse_loss(out, wanted)
     return nn.functional.cross_entropy(out if out.dim() == 2 else out[:, 0], torch.arange(len(out)))
