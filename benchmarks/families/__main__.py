@@ -2,9 +2,10 @@
 
     python benchmarks/families [COLLECTION ...] --rows FILE.json [--only NAME] [--counts] [--out FILE.md]
 
-The wanted number of residual adds is not traced: it is counted from the blocks that the model consists of, by
-what their source says, or from the configuration. Rows that FILE.json has are not made again. The libraries
-that a collection names must be installed.
+A collection is a file beside this one, such as timm_models; the libraries that it names must be installed.
+Not all of them go together: collections can be measured one by one into the same file. Rows that it has are
+not made again. The wanted number of residual adds is not traced: it is counted from the blocks that the model
+consists of, by what their source says, or from the configuration.
 """
 
 from __future__ import annotations
@@ -12,13 +13,11 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-import math
 import time
 import warnings
 from collections.abc import Callable
 from importlib import import_module
 from importlib.metadata import version
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -27,20 +26,25 @@ from case import Case
 from torch import nn
 
 import skipinit
+from skipinit.notation import count_text
 from skipinit.probing.forward import arguments_of
 from skipinit.probing.tensors import tensors_in
 from skipinit.provenance import Provenance
 
 STEPS, SECONDS = 20, 10
 """Of training after the conversion from scratch, whichever ends first; seconds of processor time."""
-COLLECTIONS = ("timm_models", "transformers_models", "image_models", "signal_models", "science_models")
+_TABLE = (
+    "| model | adds found | as counted | from scratch | loss | `keep_function` |",
+    "| --- | --- | --- | --- | --- | --- |",
+)
 
 
 _HEAD = """# Families
 
 One small model of each family: the residual adds that `probe` finds, beside the number counted from the
-blocks of the model or from its configuration, and both conversions. One run of
-`python benchmarks/families --rows FILE.json --out docs/families.md`: {about}.
+blocks of the model or from its configuration, and both conversions:
+`python benchmarks/families COLLECTION --rows FILE.json --out FILE.md`, with machine, commit and versions at
+the head of each section.
 
 *As counted* is "yes" or the number that was counted. *From scratch*: how many norms were removed and the
 largest branch share afterwards, which is 0 where every branch has its scalar; "at the add" counts scalars of
@@ -144,46 +148,55 @@ def _reason(error: Exception) -> str:
     return f"**{type(error).__name__}: {text[:60]}**"
 
 
+def measure(name: str, measured: dict[str, Any], file: Path, only: str, counts: bool) -> None:
+    """Make the rows of a collection that are not there yet; the file is written after each."""
+    collection, here = import_module(name), Provenance.here("cpu")
+    versions = [f"{library} {version(library)}" for library in ("torch", *collection.LIBRARIES)]
+    threads = count_text(torch.get_num_threads(), "thread")
+    about = f"{here.machine}, {threads}, commit {here.commit}; {', '.join(versions)}"
+    rows = measured.setdefault(name, {"about": about, "rows": {}})["rows"]
+    for case in collection.cases():
+        if only.lower() in case.name.lower() and case.name not in rows:
+            try:
+                rows[case.name] = row(case, counts)
+            except Exception as error:
+                rows[case.name] = [case.name, "-", _reason(error), "-", "-", "-"]
+            file.write_text(json.dumps(measured))
+            print(f"| {' | '.join(rows[case.name])} |", flush=True)
+
+
+def page(measured: dict[str, Any]) -> str:
+    """All rows, a section for each collection, after a table of how many are as counted."""
+    overview = ["| collection | families | as counted | converted from scratch | keep their function |"]
+    overview.append("| --- | --- | --- | --- | --- |")
+    sections = []
+    for name, found in measured.items():
+        title, rows = name.removesuffix("_models").capitalize(), found["rows"].values()
+        exact = sum(cells[2] == "yes" for cells in rows)
+        scratch = sum("norms" in cells[3] and "*" not in cells[3] for cells in rows)
+        kept = sum("e-" in cells[5] or "e+" in cells[5] for cells in rows)
+        overview.append(f"| [{title}](#{title.lower()}) | {len(rows)} | {exact} | {scratch} | {kept} |")
+        lines = [f"| {' | '.join(cells)} |" for cells in rows]
+        sections += [f"## {title}", "", f"{found['about']}.", "", *_TABLE, *lines, ""]
+    head = _HEAD.format(steps=STEPS, seconds=SECONDS)
+    return "\n".join([head, "", *overview, "", *sections])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("collections", nargs="*", metavar="COLLECTION", help=", ".join(COLLECTIONS))
+    parser.add_argument("collections", nargs="*", metavar="COLLECTION", help="such as timm_models")
     parser.add_argument("--only", default="", help="families whose name contains this")
     parser.add_argument("--counts", action="store_true", help="count the adds and convert nothing")
     parser.add_argument("--rows", type=Path, required=True, help="what was found, as JSON")
-    parser.add_argument("--out", type=Path, help="write the table there")
+    parser.add_argument("--out", type=Path, help="write the page of all that was found there")
     options = parser.parse_args()
-    rows = json.loads(options.rows.read_text()) if options.rows.exists() else {}
-    lines = [
-        "| model | adds found | as counted | from scratch | loss | `keep_function` |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
-    here = Provenance.here("cpu")
-    collections = [import_module(name) for name in options.collections or COLLECTIONS]
-    libraries = ["torch", *(name for collection in collections for name in collection.LIBRARIES)]
-    versions = [f"{name} {version(name)}" for name in libraries]
-    about = f"{here.machine}, {torch.get_num_threads()} threads, {', '.join(versions)}, commit {here.commit}"
-    exact, start = 0, time.time()
-    for case in chain.from_iterable(collection.cases() for collection in collections):
-        if options.only.lower() not in case.name.lower():
-            continue
-        if case.name not in rows:
-            try:
-                rows[case.name] = row(case, options.counts)
-            except Exception as error:
-                rows[case.name] = [case.name, "-", _reason(error), "-", "-", "-"]
-            options.rows.write_text(json.dumps(rows))
-        cells = rows[case.name]
-        exact += cells[2] == "yes"
-        lines.append(f"| {' | '.join(cells)} |")
-        print(lines[-1], flush=True)
-    count = len(lines) - 2
-    summary = f"{exact} of {count} families exact ({math.floor(1000 * exact / max(1, count)) / 10} %)."
-    print(f"{summary} {time.time() - start:.0f} s")
+    measured = json.loads(options.rows.read_text()) if options.rows.exists() else {}
+    for name in options.collections:
+        measure(name, measured, options.rows, options.only, options.counts)
     if options.out is not None:
-        head = _HEAD.format(about=about, steps=STEPS, seconds=SECONDS)
-        options.out.write_text("\n".join([head, "", summary, "", *lines, ""]), encoding="utf-8")
+        options.out.write_text(page(measured), encoding="utf-8")
 
 
 if __name__ == "__main__":
