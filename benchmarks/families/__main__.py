@@ -27,7 +27,7 @@ from torch import nn
 
 import skipinit
 from skipinit.notation import count_text
-from skipinit.probing.forward import arguments_of
+from skipinit.probing.inputs import arguments_of
 from skipinit.probing.tensors import tensors_in
 from skipinit.provenance import Provenance
 

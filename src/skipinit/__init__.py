@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from .nets.schemes import list_schemes
     from .paper.collect import Evidence, JudgedClaim, claims
     from .paper.reproduce import reproduce
-    from .probing.adds import ResidualAdd
     from .probing.balance import ProbeReport, ProbeRow
     from .probing.compare import Comparison, compare
     from .probing.depths import DepthCheck, DepthRow, depth_check
     from .probing.growth import Growth
     from .probing.history import Measurement, WatchReport, WatchRow
     from .probing.measure import find_residual_adds, probe
+    from .probing.residual import ResidualAdd
     from .probing.verdict import CheckError, Verdict, Violation
     from .probing.watch import Watch, watch
     from .reporting.page import report
@@ -73,7 +73,7 @@ _HOME = {
     "Progress": "sweeping.results",
     "RateSearch": "converting.recipe",
     "Recipe": "converting.recipe",
-    "ResidualAdd": "probing.adds",
+    "ResidualAdd": "probing.residual",
     "ResidualNet": "nets.create",
     "SkipInit": "nets.merges",
     "SkipinitError": "errors",

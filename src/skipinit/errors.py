@@ -20,9 +20,14 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
+_LONGEST = 400
+"""Characters of a message. Those of torch's compiler have pages of hints."""
+
+
 def one_line(error: Exception) -> str:
-    """The message of an error that torch or the user's code raised, without line breaks."""
-    return " ".join(str(error).split()) or type(error).__name__
+    """The message of an error that torch or the user's code raised, without line breaks, shortened."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST].rpartition(' ')[0]} …"
 
 
 class SkipinitError(Exception):

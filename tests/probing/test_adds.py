@@ -232,6 +232,15 @@ def test_flex_attention_is_one_branch():
     assert probe(model, VECTORS).rows[0].is_finite
 
 
+def test_masks_that_both_operands_pass_are_no_coupling():
+    """As of padded tokens, or of a branch that is dropped for some examples."""
+    padded = torch.tensor([[1.0], [1.0], [0.0], [1.0]])
+    for forward in (lambda m, x: padded * x + padded * m.a(x), lambda m, x: x + padded * m.a(x)):
+        assert len(find_residual_adds(Function(forward), VECTORS)) == 1
+    coupled = Function(lambda m, x: MASK * (y := x + m.a(MASK * x)) + (1 - MASK) * y)
+    assert len(find_residual_adds(coupled, VECTORS)) == 1
+
+
 def test_several_skips():
     long = Function(lambda m, x: (y := x + m.a(x)) is not None and x + m.c((y + m.b(y)).relu()))
     adds = find_residual_adds(long, VECTORS)
@@ -286,6 +295,15 @@ def _without(v, direction):
     return v - (v * direction).sum(1, keepdim=True) * direction
 
 
+MASK = torch.tensor([1.0, 0.0, 1.0, 0.0, 1.0, 0.0])
+
+
+def _masked_coupling(m, x, mask):
+    """One half of the channels passes, the other is computed from it: no value is a sum."""
+    kept = mask * x
+    return kept + (1 - mask) * (m.a(kept).relu() * x + m.b(kept))
+
+
 NOT_RESIDUAL = {
     "chain": lambda m, x: m.b(m.a(x).relu()),
     "bias": lambda m, x: m.a(x) + m.table[0],
@@ -333,6 +351,7 @@ NOT_RESIDUAL = {
     "a direction taken away": lambda m, x: m.a(_without(m.b(x), F.normalize(x, dim=1))),
     "a scale from elsewhere": lambda m, x: m.a((h := m.b(x)) + h * m.c(m.norm(x))),
     "global and local values": lambda m, x: m.d(v := m.c(x)) + m.a(m.b(x).relu()) @ x.T @ v,
+    "a coupling by masks": lambda m, x: _masked_coupling(m, x, MASK),
     "broadcast": lambda m, x: x + m.a(x.mean(0, keepdim=True)),
     "two gates of one tensor": lambda m, x: (
         (h := m.a(x)) * m.b(h).sigmoid() + h * m.c(m.d(h).relu()).sigmoid()

@@ -19,7 +19,7 @@ from torch.nn.modules import module as module_hooks
 from skipinit import convert, watch
 from skipinit.errors import ConfigError, SkipinitError
 from skipinit.nets.create import create_model
-from skipinit.probing.forward import example_inputs
+from skipinit.probing.inputs import example_inputs
 from skipinit.probing.measure import find_residual_adds, probe
 from support.probe_models import Function, vectors
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skipinit.probing.adds import classify
-from skipinit.probing.operations import Kind, Node, split_paths
+from skipinit.probing.graph import Kind, Node, split_paths
 
 
 @st.composite

@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
-from ..probing.adds import ResidualAdd, TracedAdd
-from ..probing.operations import Kind, Node, origins
+from ..probing.adds import TracedAdd
+from ..probing.graph import Kind, Node, origins
+from ..probing.residual import ResidualAdd
 from .sites import Path, Site
 
 Users = Mapping[Node, list[Node]]

@@ -17,9 +17,11 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ..errors import ConfigError, SkipinitError
-from ..probing.forward import Inputs, check_model, check_values, copy_model, example_inputs
+from ..probing.forward import check_model, check_values, copy_model
+from ..probing.inputs import Inputs, example_inputs
 from ..probing.measure import measure_with_outputs
 from ..probing.tensors import local_part, tensors_in
+from .attempts import operate
 from .changes import Conversion
 from .first_signal import start_outputs, start_raw_inputs, start_streams
 from .flow import Flow, find_flow
@@ -35,7 +37,7 @@ from .removal import (
     rounding_tolerance,
     why_not_folded,
 )
-from .surgery import Surgery, operate
+from .surgery import Surgery
 
 
 def convert(

@@ -15,13 +15,15 @@ import torch
 from torch import Tensor, nn
 
 from ..nets.layers import scale_weight
-from ..probing.forward import Inputs, arguments_of, preserve_state
+from ..probing.forward import preserve_state
+from ..probing.inputs import Inputs, arguments_of
 from ..probing.measure import measure
 from ..probing.tensors import tensors_in, values_of
+from .attempts import branch_scalars_at
 from .changes import Change
 from .extensions import ScaledInput, ScaledTable, extend
 from .initialization import is_tied
-from .surgery import Surgery, branch_scalars_at
+from .surgery import Surgery
 
 _SMALL = 0.5
 """A stream of a smaller deviation is scaled up."""

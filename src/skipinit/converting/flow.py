@@ -18,11 +18,12 @@ from torch import nn
 
 from ..errors import ConfigError
 from ..nets.layers import is_dense, is_linear_map
-from ..probing.adds import describe_adds
 from ..probing.balance import ProbeReport
-from ..probing.forward import Inputs, Mode, preserve_state, seeded, traced
+from ..probing.forward import Mode, preserve_state, seeded, traced
+from ..probing.graph import Kind, Node, ancestors
+from ..probing.inputs import Inputs
 from ..probing.measure import StatisticsBuffer, report_of
-from ..probing.operations import Kind, Node, ancestors
+from ..probing.residual import describe_adds
 from ..probing.tensors import tensors_in
 from ..probing.trace import Tracer
 from .branches import Block, Users, find_blocks, find_tables, has_loop, with_other_sites
@@ -223,7 +224,7 @@ def _whole_flow(model: nn.Module, inputs: Inputs, own_norms: tuple[type[nn.Modul
 
 
 def _output_nodes(tracer: Tracer, output: Any) -> list[Node]:
-    found = (tracer.node_of(tensor) for tensor in tensors_in(output))
+    found = (tracer.storages.node_of(tensor) for tensor in tensors_in(output))
     return list(dict.fromkeys(node for node in found if node is not None))
 
 

@@ -18,7 +18,8 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from ..errors import ConfigError, one_line
 from ..nets.layers import is_linear_map, scale_normal, scale_weight
-from ..probing.forward import Inputs, seeded
+from ..probing.forward import seeded
+from ..probing.inputs import Inputs
 from ..probing.measure import measure
 from .branches import Block
 from .flow import Flow

@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from ..nets.layers import CONVOLUTIONS_AND_DENSE
 from ..probing.adds import TracedAdd
-from ..probing.operations import Kind, Node, origins
+from ..probing.graph import Kind, Node, origins
 from ..probing.tensors import tensors_in
 from .plan import outwards
 

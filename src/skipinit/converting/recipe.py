@@ -23,7 +23,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from ..errors import ConfigError, SkipinitError, need, one_line
 from ..nets.layers import l2_parameters
 from ..notation import plain
-from ..probing.forward import arguments_of, check_model, copy_model, preserve_state
+from ..probing.forward import check_model, copy_model, preserve_state
+from ..probing.inputs import arguments_of
 from .plan import is_number, require
 
 Loss = Callable[[Any, Any], Tensor]

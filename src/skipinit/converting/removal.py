@@ -20,7 +20,8 @@ from ..errors import ConfigError, SkipinitError
 from ..nets.blocks import ScalarBias
 from ..nets.layers import CONVOLUTIONS_AND_DENSE, is_linear_map
 from ..probing.forward import copy_model
-from ..probing.tensors import tensors_given, tensors_in, values_of
+from ..probing.inputs import tensors_given
+from ..probing.tensors import tensors_in, values_of
 from .changes import Change
 from .extensions import ChannelAffine, Copy, scalar
 from .flow import Flow

@@ -27,7 +27,7 @@ from .rendering import (
 from .verdict import Verdict, check_report, judge
 
 if TYPE_CHECKING:
-    from .adds import ResidualAdd
+    from .residual import ResidualAdd
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from torch import nn
 from ..errors import ConfigError, need
 from ..notation import count_text
 from .balance import ProbeReport, ProbeRow
-from .forward import Inputs
+from .inputs import Inputs
 from .measure import probe
 from .rendering import align_blocks, csv_text, format_known, percent, shorten_names, spread, table_html, wrap
 

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from ..errors import ConfigError, need
 from .balance import ProbeReport, mean_report
-from .forward import Inputs, preserve_generators
+from .forward import preserve_generators
+from .inputs import Inputs
 from .measure import Loss, measure
 from .rendering import align, csv_text, format_known, percent, table_html, without_nonfinite, wrap
 from .verdict import BEYOND_USE, EXPLODING_FROM

@@ -13,8 +13,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .adds import ResidualAdd
     from .balance import ProbeReport
+    from .residual import ResidualAdd
 
 
 def unnormalized_variance(depth: float) -> float:

@@ -14,10 +14,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..errors import ConfigError, one_line
-from .adds import ResidualAdd, TracedAdd, describe_adds
+from .adds import TracedAdd
 from .balance import ProbeReport, ProbeRow
-from .forward import Inputs, Mode, traced
-from .operations import Kind
+from .forward import Mode, traced
+from .graph import Kind
+from .inputs import Inputs
+from .residual import ResidualAdd, describe_adds
 from .tensors import TensorInfo, is_spread, values_of, whole_norm
 from .trace import Tracer
 

@@ -16,12 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .adds import ResidualAdd, TracedAdd, describe_adds
+from .adds import TracedAdd
 from .balance import ProbeReport
-from .forward import GradientHooks, copy_arguments, preserve_state
+from .forward import GradientHooks, preserve_state
 from .history import Measurement, WatchRow
+from .inputs import copy_arguments, tensors_given
 from .measure import Readings, StatisticsBuffer
-from .tensors import local_part, norm_of, tensors_given, whole_norm
+from .residual import ResidualAdd, describe_adds
+from .tensors import local_part, norm_of, whole_norm
 from .trace import Tracer
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from types import FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -17,13 +16,11 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..errors import ConfigError
-from .operations import CHANNELS_LAST, CHANNELS_SECOND, Kind, Node, mutable_arguments
+from .graph import Kind, Node
+from .operations import CHANNELS_LAST, CHANNELS_SECOND, mutable_arguments
 
 if TYPE_CHECKING:
     from .adds import Paths
-
-_NO_DATA = (nn.Module, type, FunctionType, MethodType, ModuleType)
-"""Objects whose attributes are no arguments of a model."""
 
 
 @dataclass(eq=False, slots=True)
@@ -139,11 +136,12 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
     else:
-        for item in _contents(value):
+        for item in contents(value):
             yield from tensors_in(item)
 
 
-def _contents(value: Any) -> Sequence[Any]:
+def contents(value: Any) -> Sequence[Any]:
+    """What a list, tuple, mapping or dataclass holds; nothing for any other value."""
     if isinstance(value, (list, tuple)):
         return value
     if isinstance(value, Mapping):
@@ -151,27 +149,6 @@ def _contents(value: Any) -> Sequence[Any]:
     if is_dataclass(type(value)):
         return [getattr(value, field.name, None) for field in fields(value)]
     return ()
-
-
-def tensors_given(arguments: Any) -> list[Tensor]:
-    """All tensors in arguments of a model, also in the attributes of an object, such as a batch of graphs."""
-    found, seen, waiting = list[Tensor](), set[int](), [arguments]
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, Tensor):
-            found.append(value)
-        elif id(value) not in seen:
-            seen.add(id(value))
-            plain = hasattr(value, "__dict__") and not isinstance(value, _NO_DATA)
-            waiting += reversed(_contents(value) or (list(vars(value).values()) if plain else ()))
-    return found
-
-
-def describe(*tensors: Tensor) -> str:
-    """Their shapes and types, such as 8x3x32x32 float32."""
-    shapes = ("x".join(str(size) for size in tensor.shape) or "scalar" for tensor in tensors)
-    kinds = (str(tensor.dtype).removeprefix("torch.") for tensor in tensors)
-    return ", ".join(map(" ".join, zip(shapes, kinds, strict=True)))
 
 
 def overwritten_by(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
@@ -218,6 +195,16 @@ def part_of(tensor: Tensor, storage: Any) -> Part | None:
     if tensor.numel() >= whole:
         return None
     return Part(int(tensor.storage_offset()), tensor.shape, tensor.stride(), whole)
+
+
+def overlap(tensor: Tensor, other: Tensor) -> bool:
+    """Whether a value of both is not zero in one place; assumed where there are no values.
+
+    Without one, masks choose from which of them each value of the sum comes.
+    """
+    if tensor.is_meta or other.is_meta or not (tensor.any() and other.any()):
+        return True
+    return bool(((tensor != 0) & (other != 0)).any())
 
 
 def sees_skip(paths: Paths, skip: Operand) -> bool:

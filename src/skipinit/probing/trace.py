@@ -7,54 +7,46 @@ together with it, so no activation is kept alive. Each operation leaves one smal
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .adds import Paths, TracedAdd, classify, gating_add, recurrent_adds
+from .graph import Kind, Node, note_difference
 from .modules import Modules, differentiates
 from .operations import (
     ADDITIONS,
     BATCH_NORMS,
-    COMPARISONS,
-    Kind,
-    Node,
     constant_of,
     fan_in_of,
     is_factory,
     kind_of,
     mutable_arguments,
-    note_difference,
     operation_of,
     terms_of,
 )
+from .storages import Storages
 from .tensors import (
     Operand,
     OperatorCall,
-    StackedPairs,
     TensorInfo,
-    cast_of,
     channel_axis,
-    channels_of,
     is_signal,
     is_term,
-    parts_read,
+    overlap,
     scales_alike,
     sees_skip,
     storage_of,
     tensors_in,
-    written_by,
 )
 from .written_norms import normalizes_over_batch, written_kind
 
 if TYPE_CHECKING:
     from .measure import StatisticsBuffer
 
-_JOINS = (Kind.ATTENTION, Kind.OTHER)
 _RECURRENT = "it joins the gates of a recurrent layer"
 
 
@@ -76,19 +68,17 @@ class Tracer(TorchDispatchMode):
         """How many operations on data there were."""
         self.rejected: Counter[str] = Counter()
         """How many additions are not residual, by reason."""
-        self.read = set[str]()  # The parameters that took part.
-        self._order = 0
+        self.read = set[str]()
+        """The parameters that took part."""
         self.modules = Modules(model)
-        self._infos: WeakKeyDictionary[Any, TensorInfo] = WeakKeyDictionary()
-        self._leaves: WeakKeyDictionary[Any, TensorInfo] = WeakKeyDictionary()
-        self._stacks = StackedPairs()
-        for tensor in inputs:
-            start = self._node(Kind.INPUT if is_signal(tensor) else Kind.CHOICE)
-            self._infos[storage_of(tensor)] = TensorInfo(start)
+        self.storages = Storages(self.modules, inputs)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Importing it, to skip it, takes longer than most probes; under a mode nothing is compiled."""
+        """Not here: to skip it torch would import it, which takes longer than most probes.
+
+        A mode is active, so what `torch.compile` has wrapped runs eagerly and nothing is compiled.
+        """
         return False
 
     def __enter__(self) -> Tracer:
@@ -118,7 +108,7 @@ class Tracer(TorchDispatchMode):
         add = self._find_add(node, call) if node.layered and not differentiates() else None
         result = function(*args, **kwargs)
         info = TensorInfo(node)
-        self._record(info, call, result)
+        self.storages.record(info, call, result)
         if add is not None:
             if self.statistics is not None:
                 add.output_statistics = self.statistics.measure(result, channel_axis(result, info), info)
@@ -135,15 +125,15 @@ class Tracer(TorchDispatchMode):
 
     def _read(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OperatorCall | None:
         """What the operation reads; None if it takes a tensor for its shape alone."""
-        if is_factory(operation := operation_of(function, args)):
+        operation = operation_of(function, args)
+        if is_factory(operation):
             return None
         # A keyword that is written, `out=`, is not read: what it held before is no operand.
         read = [value for name, value in kwargs.items() if name not in mutable_arguments(function)]
         tensors = list(tensors_in((*args, *read)))
         storages = [storage_of(tensor) for tensor in tensors]
         infos = [
-            self._infos.get(storage) or self._cast_before(tensor, storage)
-            for tensor, storage in zip(tensors, storages, strict=True)
+            self.storages.info(tensor, storage) for tensor, storage in zip(tensors, storages, strict=True)
         ]
         data = [info if info is not None and info.node.from_data else None for info in infos]
         return OperatorCall(function, args, kwargs, operation, tensors, storages, infos, data)
@@ -153,7 +143,7 @@ class Tracer(TorchDispatchMode):
         operation, data = call.operation, call.data
         parents = tuple(dict.fromkeys(info.node for info in data if info is not None))
         without_data = [storage for storage, info in zip(call.storages, data, strict=True) if info is None]
-        learned = tuple(name for storage in without_data for name in self._parameters_in(storage))
+        learned = tuple(name for storage in without_data for name in self.storages.parameters_in(storage))
         if not (parents or learned):
             return None
         self.read.update(learned)
@@ -162,10 +152,10 @@ class Tracer(TorchDispatchMode):
         kind = written_kind(operation, call.tensors, nodes) or kind_of(operation, operands, bool(learned))
         if differentiates():
             kind = Kind.OTHER
-        sources = self._sources(kind, parents, zip(call.tensors, call.infos, strict=True))
-        node = self._node(kind, parents, learned)
+        sources = self.storages.sources(kind, parents, zip(call.tensors, call.infos, strict=True))
+        node = self.storages.node(kind, parents, learned)
         node.sources = sources
-        node.parts = parts_read(call, self._leaves)
+        node.parts = self.storages.parts_read(call)
         node.constant = constant_of(operation, call.args) if kind is Kind.SCALE else 1.0
         node.over_batch = kind is Kind.NORM and normalizes_over_batch(operation, call.tensors)
         if parents:
@@ -183,86 +173,19 @@ class Tracer(TorchDispatchMode):
             node.layered = kind is Kind.LINEAR or any(source.layered for source in sources)
         return node
 
-    def node_of(self, tensor: Tensor) -> Node | None:
-        """The operation that computed a tensor of the pass; None if that is not known."""
-        info = self._infos.get(storage_of(tensor))
-        return None if info is None else info.node
-
-    def _node(self, kind: Kind, parents: tuple[Node, ...] = (), parameters: tuple[str, ...] = ()) -> Node:
-        self._order += 1
-        call = self.modules.running
-        return Node(self._order, kind, parents, module=call.name, call=call.number, parameters=parameters)
-
-    def _sources(
-        self, kind: Kind, parents: tuple[Node, ...], operands: Iterable[tuple[Tensor, TensorInfo | None]]
-    ) -> tuple[Node, ...]:
-        """The operands that are not data but could be a stream: learned queries, not weights and biases."""
-        found: list[Node] = []
-        for tensor, info in operands:
-            if tensor.dim() < 2 or (info is not None and info.node.from_data):
-                continue
-            if not parents:
-                found.append(self._leaf(tensor).node if info is None else info.node)
-            elif info is not None and (info.node.layered or kind in _JOINS):
-                found.append(info.node)
-            elif info is None and kind in _JOINS and self._parameters_in(storage_of(tensor)):
-                found.append(self._leaf(tensor).node)
-        return tuple(dict.fromkeys(found))
-
-    def _leaf(self, tensor: Tensor) -> TensorInfo:
-        """A parameter or a constant as the start of a stream."""
-        storage = storage_of(tensor)
-        if storage not in self._leaves:
-            leaf = self._node(Kind.INPUT, (), self._parameters_in(storage))
-            leaf.from_data = leaf.layered = False
-            self._leaves[storage] = TensorInfo(leaf)
-        return self._leaves[storage]
-
-    def _cast_before(self, tensor: Tensor, storage: Any) -> TensorInfo | None:
-        """What the trace would know about a cast of a parameter if it had not been made before."""
-        parameter = cast_of(tensor)
-        if parameter is None or not (names := self.modules.parameters_in(storage_of(parameter))):
-            return None
-        sources = self._sources(Kind.PASS, (), [(parameter, None)])
-        cast = self._node(Kind.PASS, (), names)
-        cast.sources = sources
-        cast.from_data = cast.layered = False
-        info = self._infos[storage] = TensorInfo(cast)
-        return info
-
-    def _record(self, info: TensorInfo, call: OperatorCall, result: Any) -> None:
-        """Keep what is known about the tensors that the operation wrote; if none, the result is a view."""
-        if not (written := written_by(call, result)):
-            return
-        node = info.node
-        info.channels = channels_of(call, written[0])
-        numbers = Kind.INDEX if call.operation in COMPARISONS else Kind.CHOICE
-        for parent in node.parents:
-            if parent.kind is Kind.RESIDUAL:
-                parent.consumers += ((node.kind, node.module),)
-        for tensor in written:
-            if tensor.dtype is torch.bool:
-                continue  # A mask carries no signal.
-            chosen = node.parents and not is_signal(tensor)
-            self._infos[storage_of(tensor)] = TensorInfo(self._node(numbers, (node,))) if chosen else info
-        self._stacks.add(call, written[0])
-
-    def _parameters_in(self, storage: Any) -> tuple[str, ...]:
-        """The parameters that a storage without data holds, or that its contents were computed from."""
-        info = self._infos.get(storage)
-        return self.modules.parameters_in(storage) if info is None else info.node.parameters
-
     def _find_add(self, node: Node, call: OperatorCall) -> TracedAdd | None:
         """If this is a residual add, measure its operands before they can change."""
-        if call.operation not in ADDITIONS and self._stacks.summed_by(call.operation, call.args) is None:
+        stacked = self.storages.stacks.summed_by(call.operation, call.args)
+        if call.operation not in ADDITIONS and stacked is None:
             return None
-        if isinstance(found := self._read_add(node, call), str):
+        found = self._read_add(node, call)
+        if isinstance(found, str):
             self.rejected[found] += 1
             return None
         paths, skip, branch = found
         node.kind, node.stream = Kind.RESIDUAL, skip.info.node
-        shape, nodes = tuple(skip.tensor.shape), (skip.info.node, branch.info.node)
-        add = TracedAdd(node, call.operation, shape, paths, *nodes)
+        shape = tuple(skip.tensor.shape)
+        add = TracedAdd(node, call.operation, shape, paths, skip.info.node, branch.info.node)
         if self.statistics is not None:
             axis = channel_axis(skip.tensor, skip.info, branch.info)
             add.skip_statistics = self.statistics.measure(skip.value(), axis, skip.info)
@@ -290,11 +213,13 @@ class Tracer(TorchDispatchMode):
             return "it takes the identity away: f(x) - x"
         if call.operation != "sum" and not sees_skip(paths, skip):
             return "the operands come from different parts of one tensor"
+        if (_is_masked(skip) or _is_masked(branch)) and not overlap(skip.value(), branch.value()):
+            return "each value comes from one operand alone, as in a coupling with masks"
         return paths, skip, branch
 
     def _operands(self, call: OperatorCall) -> tuple[Operand, Operand] | str:
         """Both sides of an addition, or why it cannot be a residual add."""
-        if (pair := self._stacks.summed_by(call.operation, call.args)) is not None:
+        if (pair := self.storages.stacks.summed_by(call.operation, call.args)) is not None:
             return self._pair(*pair)
         first, second, scale = terms_of(call.operation, call.args, call.kwargs)
         start = 1 if call.operation == "index_add" else 0  # It adds to some of the examples.
@@ -313,12 +238,12 @@ class Tracer(TorchDispatchMode):
 
     def _multiplied(self, operand: Operand, factor: Tensor | float, scale: Tensor | float) -> Operand:
         """A term that the addition itself multiplies, by a factor that is computed from `scale`."""
-        node = self._node(Kind.SCALE, (operand.info.node,))
+        node = self.storages.node(Kind.SCALE, (operand.info.node,))
         node.from_data = operand.info.node.from_data
         if isinstance(scale, Tensor):
-            node.constant, node.parameters = None, self._parameters_in(storage_of(scale))
+            node.constant, node.parameters = None, self.storages.parameters_in(storage_of(scale))
             node.factor = factor.detach() if isinstance(factor, Tensor) and node.parameters else None
-            if (gate := self.node_of(scale)) is not None and gate.from_data:
+            if (gate := self.storages.node_of(scale)) is not None and gate.from_data:
                 node.kind, node.parents = Kind.OTHER, (operand.info.node, gate)
         else:
             node.constant = float(factor)
@@ -328,7 +253,7 @@ class Tracer(TorchDispatchMode):
         self, first: Tensor, second: Tensor, infos: Sequence[TensorInfo | None] = (None, None)
     ) -> tuple[Operand, Operand] | str:
         left, right = (
-            info or self._infos.get(storage_of(tensor)) or self._leaves.get(storage_of(tensor))
+            info or self.storages.stream_info(tensor)
             for tensor, info in zip((first, second), infos, strict=True)
         )
         if left is None or right is None:
@@ -338,7 +263,10 @@ class Tracer(TorchDispatchMode):
         return Operand(left, first), Operand(right, second)
 
     def _measure_input(self, node: Node, call: OperatorCall) -> None:
-        """Measure the input of a batch norm, or of a scale by a tensor or by 0, while it exists."""
+        """Measure the input of a batch norm, or of a scale by a tensor or by 0, which cannot be divided out.
+
+        It must be now: when the block is found, the input no longer exists.
+        """
         if self.statistics is None or node.kind not in (Kind.SCALE, Kind.NORM):
             return
         operation, operands = call.operation, list(zip(call.tensors, call.data, strict=True))
@@ -352,3 +280,9 @@ class Tracer(TorchDispatchMode):
             return  # One number per example has no channel axis, and is not the end of a branch.
         axis = 1 if operation in BATCH_NORMS else channel_axis(tensor, info)
         node.input_statistics = self.statistics.measure(tensor, axis, info)
+
+
+def _is_masked(operand: Operand) -> bool:
+    """Whether the last operation multiplied by a tensor that is neither learned nor data."""
+    node = operand.info.node
+    return node.kind is Kind.SCALE and node.constant is None and not node.parameters

@@ -15,8 +15,8 @@ from .laws import Prediction, predict, stages
 from .rendering import percent
 
 if TYPE_CHECKING:
-    from .adds import ResidualAdd
     from .balance import ProbeReport, ProbeRow
+    from .residual import ResidualAdd
 
 Law = Literal["constant", "linear", "exponential"]
 BIASED_BELOW = 1 / 3

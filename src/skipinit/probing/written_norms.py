@@ -7,11 +7,12 @@ none.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from torch import Tensor
 
-from .operations import BATCH_NORMS, Kind, Node, origins, split_paths
+from .graph import Kind, Node, split_paths
+from .operations import BATCH_NORMS
 from .tensors import storage_of
 
 _STEPS = {
@@ -82,16 +83,6 @@ def _divides_by_size(operation: str, tensor: Node, size: Node) -> bool:
     # The variance may come with the mean that was taken away. A sum of squares may be written as x @ x.
     squared = fork.kind is Kind.SQUARE or bool(kinds & {Kind.SQUARE, Kind.ATTENTION})
     return Kind.SIZE in kinds or (squared and (Kind.INVERSE if operation == "mul" else Kind.ROOT) in kinds)
-
-
-def leads_past(kinds: Iterable[Kind], path: Sequence[Node], end: Node) -> bool:
-    """Whether a way along the path leads to its end without an operation of these kinds."""
-    within, reached = set(path), set[Node]()
-    for node in path:
-        before = origins(node, learned=True)
-        if node.kind not in kinds and (not before or any(p in reached or p not in within for p in before)):
-            reached.add(node)
-    return end in reached
 
 
 def _before_scaling(node: Node) -> Node:
