@@ -57,9 +57,10 @@ Doubtful adds have [two readings](probe.md#what-counts-as-a-residual-add).
 The counts come from reading the source of each block, and the table is no test on unseen models: where finder
 and count differed, one of them was wrong, and several times it was the finder, whose rule was mended
 (GhostNet, CoaT, EfficientViM, EfficientViT, FastViT, EdgeNeXt, Hiera, Res2Net, SAM, ATS-ViT, LoopedViT,
-the orthogonal updates of vit-pytorch, xLSTM). Counts that were corrected after a look at what was found:
-GCViT, Sequencer, RelPos, MobileOne, RepGhost, SwiftFormer, NASNet, PNASNet, the spatio-temporal U-Net of
-diffusers, the attention scores of x-transformers and PatchTST."""
+the orthogonal updates of vit-pytorch, xLSTM, DeeperGCN, MONAI's VQ-VAE, scSE). Counts that were corrected
+after a look at what was found: GCViT, Sequencer, RelPos, MobileOne, RepGhost, SwiftFormer, NASNet, PNASNet,
+the spatio-temporal U-Net of diffusers, the attention scores of x-transformers and PatchTST, TiDE, SGFormer,
+the graph network of TorchMD, SE(3)-Transformer and the deep equilibrium network."""
 
 
 def row(case: Case, counts: bool) -> list[str]:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.attention.flex_attention import flex_attention
 
 from skipinit import convert
 from support.convert_models import scalars
@@ -157,3 +158,22 @@ def test_a_model_that_gives_nan_at_the_start_is_named():
     with pytest.warns(UserWarning, match=r"Relative gives NaN on these inputs now.*exclude= leaves"):
         model = convert(Relative(), inputs).model
     assert model(inputs).isnan().all()
+
+
+class Flexible(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.query, self.out = nn.LayerNorm(6), nn.Linear(6, 6), nn.Linear(6, 6)
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x):
+        q = self.query(self.norm(x))[:, None]
+        return self.head(x + self.out(flex_attention(q, q, q)[:, 0]))
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
+@pytest.mark.filterwarnings("ignore:.*does not take these inputs in training mode")
+def test_the_first_signal_is_measured_without_gradients():
+    """Torch has none for flex attention on a CPU."""
+    conversion = convert(Flexible(), torch.randn(4, 5, 6))
+    assert (conversion.num_norms, conversion.num_blocks) == (1, 1)

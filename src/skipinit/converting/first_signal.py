@@ -85,7 +85,7 @@ def start_raw_inputs(surgery: Surgery, inputs: Inputs) -> None:
             given.extend(tensors_in((args, kwargs)))
 
         with layer.register_forward_pre_hook(keep, with_kwargs=True):
-            _run_once(surgery.model, inputs)
+            _run_once(surgery, inputs)
         if len(given) != 1:
             continue
         spread = values_of(given[0]).std(correction=0)
@@ -106,10 +106,10 @@ def start_outputs(surgery: Surgery, inputs: Inputs) -> None:
     if plan.classifier_init == "he" or flow.classifier is None or flow.classifier not in surgery.selection:
         return
     layer = model.get_submodule(flow.classifier)
-    spread = _spread_of_output(layer, model, inputs)
+    spread = _spread_of_output(layer, surgery, inputs)
     if _vanishes(spread, surgery, layer, inputs):
         _restore_signal(surgery, inputs)
-        spread = _spread_of_output(layer, model, inputs)
+        spread = _spread_of_output(layer, surgery, inputs)
     if is_tied(layer, model):
         return
     if _vanishes(spread, surgery, layer, inputs):
@@ -131,7 +131,7 @@ def _vanishes(spread: float, surgery: Surgery, layer: nn.Module, inputs: Inputs)
     if spread >= _VANISHED:
         return False
     with branch_scalars_at(max(1, len(surgery.blocks)) ** -0.5, surgery.model):
-        return _spread_of_output(layer, surgery.model, inputs) < _VANISHED
+        return _spread_of_output(layer, surgery, inputs) < _VANISHED
 
 
 def _restore_signal(surgery: Surgery, inputs: Inputs) -> None:
@@ -148,19 +148,19 @@ def _restore_signal(surgery: Surgery, inputs: Inputs) -> None:
         for name in names
         if flow.calls[name] == 1 and name in surgery.selection
     }
-    for layer in _unit_spread(layers, model, inputs):
+    for layer in _unit_spread(layers, surgery, inputs):
         surgery.changes.append(Change(None, layers[layer], "", "weights scaled to a signal of deviation 1"))
 
 
-def _spread_of_output(layer: nn.Module, model: nn.Module, inputs: Inputs) -> float:
+def _spread_of_output(layer: nn.Module, surgery: Surgery, inputs: Inputs) -> float:
     """The standard deviation of a layer's output while the model runs in evaluation mode."""
     outputs: list[Tensor] = []
     with layer.register_forward_hook(lambda _, __, output: outputs.append(output)):
-        _run_once(model, inputs)
+        _run_once(surgery, inputs)
     return values_of(outputs[-1]).std(correction=0).item()
 
 
-def _unit_spread(layers: Iterable[nn.Module], model: nn.Module, inputs: Inputs) -> list[nn.Module]:
+def _unit_spread(layers: Iterable[nn.Module], surgery: Surgery, inputs: Inputs) -> list[nn.Module]:
     """Scale the weights of some layers so that the output of each has a standard deviation of 1.
 
     Returns those that could be scaled: others use their weights in another way, such as standardized.
@@ -183,12 +183,13 @@ def _unit_spread(layers: Iterable[nn.Module], model: nn.Module, inputs: Inputs) 
     with ExitStack() as hooks:
         for layer in layers:
             hooks.enter_context(layer.register_forward_hook(rescale, with_kwargs=True))
-        _run_once(model, inputs)
+        _run_once(surgery, inputs)
     return scaled
 
 
-def _run_once(model: nn.Module, inputs: Inputs) -> None:
-    """One pass in evaluation mode; the model is left as it was. It may differentiate what it computes."""
-    args, kwargs = arguments_of(model, inputs)
-    with preserve_state(model, "evaluation"), torch.enable_grad():
-        model(*args, **kwargs)
+def _run_once(surgery: Surgery, inputs: Inputs) -> None:
+    """One pass in evaluation mode; the model is left as it was."""
+    args, kwargs = arguments_of(surgery.model, inputs)
+    differentiates = surgery.flow.differentiates
+    with preserve_state(surgery.model, "evaluation"), torch.set_grad_enabled(differentiates):
+        surgery.model(*args, **kwargs)

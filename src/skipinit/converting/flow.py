@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import nn
 
 from ..errors import ConfigError
@@ -108,6 +109,8 @@ class Flow:
     """For blocks at the start of a stream that comes from tables alone: embeddings, and parameters."""
     report: ProbeReport
     """The balance in this pass."""
+    differentiates: bool
+    """Whether the forward differentiates what it computes, as where forces are gradients of an energy."""
     passes: tuple[Pass, ...] = (WHOLE,)
     """Those that the model can do with these inputs; together they run every block in training."""
     read: frozenset[str] = frozenset()
@@ -219,6 +222,7 @@ def _whole_flow(model: nn.Module, inputs: Inputs, own_norms: tuple[type[nn.Modul
             raw_norms=find_raw_norms(model, norms, nodes, tracer.adds),
             tables=find_tables(model, adds, tracer.adds),
             report=report_of(tracer, model),
+            differentiates=torch.is_grad_enabled(),  # The pass went without gradients first.
             read=frozenset(tracer.read),
         )
 
