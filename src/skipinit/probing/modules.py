@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from .tensors import overwritten_by, storage_of
+from .tensors import local_part, overwritten_by, storage_of
 
 
 class ModuleCall(NamedTuple):
@@ -31,6 +31,7 @@ class Modules:
         self._count = 0
         self._owners: dict[Any, nn.Module] = {}
         self._kept: dict[nn.Parameter, Tensor] = {}
+        self._is_sharded = any(local_part(parameter) is not parameter for parameter in model.parameters())
         for module in model.modules():
             for parameter in module.parameters(recurse=False):
                 self._owners.setdefault(storage_of(parameter), module)
@@ -55,8 +56,11 @@ class Modules:
 
     def parameters_in(self, storage: Any) -> tuple[str, ...]:
         """The names of the parameters that are in a storage."""
-        # While a module of a sharded model runs, it holds copies that were gathered after the pass began.
-        owner = self._owners.get(storage, self.running.module)
+        owner = self._owners.get(storage)
+        if owner is None and self._is_sharded:  # A module that runs has copies, gathered for it alone.
+            owner = self.running.module
+        if owner is None:
+            return ()
         named = owner.named_parameters(self._names[owner], recurse=False)
         return tuple(name for name, parameter in named if storage_of(parameter) is storage)
 
