@@ -649,6 +649,18 @@ def test_doubtful_adds_say_both_readings():
     assert (outer.doubt, outer.nested) == (None, True)
 
 
+def test_the_weight_of_a_norm_written_by_hand_is_no_doubt():
+    """On the skip of a block inside a block."""
+
+    def normalize(m, x):
+        return m.table[0] * (x / (x.square().mean(1, keepdim=True) + 1e-6).sqrt())
+
+    model = Function(lambda m, x: x + m.d(normalize(m, h := m.a(x)) + m.c(m.b(h).relu())))
+    inner, outer = find_residual_adds(model, VECTORS)
+    assert (inner.nested, outer.nested) == (False, True)
+    assert (inner.doubt, outer.doubt) == (None, None)
+
+
 def test_layers_are_not_dropped_while_the_structure_is_read():
     class Dropping(nn.Module):
         def __init__(self) -> None:

@@ -85,7 +85,9 @@ def _doubts(adds: Sequence[TracedAdd]) -> dict[Node, str]:
     inside = {node for add in adds for node in add.paths.branch}
     doubts: dict[Node, str] = {}
     for add in adds:
-        learned = any(node.kind is Kind.SCALE and node.parameters for node in add.paths.skip)
+        scales = [node for node in add.paths.skip if node.kind is Kind.SCALE and node.parameters]
+        # The scale of a norm that is written by hand belongs to the norm.
+        learned = any(parent.kind is not Kind.NORM for node in scales for parent in node.parents)
         if add.layers in again:
             doubts[add.node] = "blocks that share their weights, or the steps of a recurrence"
         elif learned and add.node in inside:
