@@ -258,8 +258,9 @@ def test_what_unwraps_a_forward_keeps_the_scalars():
     accelerate = package("accelerate")
     model = convert(Whole(), X, alpha=0.5).model
     wanted = model(X)
-    accelerator = accelerate.Accelerator(cpu=True, mixed_precision="bf16")
+    accelerate.state.AcceleratorState._reset_state(True)  # It is the process's, and trainers leave theirs.
     try:
+        accelerator = accelerate.Accelerator(cpu=True, mixed_precision="bf16")
         prepared = accelerator.prepare(model)
         plain = accelerator.unwrap_model(prepared, keep_fp32_wrapper=False)
     finally:
