@@ -9,7 +9,7 @@ from typing import Any
 
 import case
 import torch
-from case import Case, stub_torchvision
+from case import Adds, Case, count_adds, stub_torchvision
 from torch import Tensor, nn
 
 LIBRARIES = (
@@ -17,7 +17,6 @@ LIBRARIES = (
     "ultralytics", "efficientnet_pytorch", "pretrainedmodels", "kornia", "spandrel", "torchxrayvision",
     "open_clip_torch", "segment-anything", "lightly", "resnest",
 )  # fmt: skip
-Adds = int | str | Callable[[Any], int]
 Model = Callable[[], nn.Module]
 # How many residual adds the forward of a block has, read from its source; a text names the attribute that
 # says whether it has one.
@@ -292,12 +291,4 @@ def _nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
 
 
 def _count(model: nn.Module) -> int:
-    total = 0
-    for module in model.modules():
-        library, kind = type(module).__module__.partition(".")[0], type(module).__name__
-        adds = BLOCKS.get(f"{library}.{kind}", BLOCKS.get(kind, 0))
-        if isinstance(adds, str):
-            total += int(bool(getattr(module, adds)))
-        else:
-            total += int(adds(module)) if callable(adds) else adds
-    return total
+    return count_adds(model, BLOCKS)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from case import Case, stub_torchvision
+from case import Adds, Case, count_adds, stub_torchvision
 from torch import Tensor, nn
 
 from skipinit.probing.tensors import tensors_in
@@ -22,7 +22,6 @@ LIBRARIES = (
     "ncps", "pykan", "monotonenorm", "soft-moe-pytorch", "st-moe-pytorch", "hypnettorch",
     "sentence-transformers", "transformers", "pytorch-metric-learning",
 )  # fmt: skip
-Adds = int | str | Callable[[Any], int]
 # How many residual adds the forward of a module has, read from its source; a text names the attribute that
 # says how many.
 BLOCKS: dict[str, Adds] = {
@@ -90,13 +89,7 @@ def _case(name: str, build: Callable[[], nn.Module], inputs: Any, **options: Any
 
 
 def _count(model: nn.Module) -> int:
-    total = 0
-    for module in model.modules():
-        adds = BLOCKS.get(type(module).__name__, 0)
-        total += (
-            int(getattr(module, adds)) if isinstance(adds, str) else adds(module) if callable(adds) else adds
-        )
-    return total
+    return count_adds(model, BLOCKS)
 
 
 def _random(*shape: int, seed: int = 0) -> Tensor:

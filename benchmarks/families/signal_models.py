@@ -8,7 +8,7 @@ load beside a CPU-only torch, is imported for files alone and replaced.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from importlib import import_module
 from importlib.machinery import ModuleSpec
@@ -16,7 +16,7 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import torch
-from case import Case, stub_torchvision
+from case import Adds, Case, count_adds, stub_torchvision
 from torch import Tensor, nn
 
 LIBRARIES = (
@@ -27,7 +27,6 @@ LIBRARIES = (
     "descript-audio-codec", "audio-encoders-pytorch", "audio-diffusion-pytorch", "speechbrain", "asteroid",
     "braindecode", "neuralforecast", "chronos-forecasting", "tsai",
 )  # fmt: skip
-Adds = int | str | Callable[[Any], int]
 # How many residual adds the forward of a class has, read from its source; a text names the attribute that
 # says whether it has one. Loops that add in the forward of a whole model count their layers.
 BLOCKS: dict[str, Adds] = {
@@ -131,16 +130,7 @@ def _case(
 
 
 def _count(model: nn.Module, more: int = 0) -> int:
-    total = more
-    for module in model.modules():
-        library, *_, file = type(module).__module__.split(".")
-        kind = type(module).__name__
-        adds = BLOCKS.get(f"{library}.{file}.{kind}", BLOCKS.get(f"{library}.{kind}", 0))
-        if isinstance(adds, str):
-            total += int(bool(getattr(module, adds)))
-        else:
-            total += adds(module) if callable(adds) else adds
-    return total
+    return more + count_adds(model, BLOCKS)
 
 
 def _generative() -> Iterator[Case]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
-from case import Case, stub_torchvision
+from case import Adds, Case, count_adds, stub_torchvision
 from torch import nn
 
 LIBRARIES = ("timm",)
-Adds = int | str | Callable[[Any], int]
 # How many residual adds the forward of a block has, read from its source; a text names the attribute that
 # says whether it has one. Where two files of timm have classes of one name, the file is named, too.
 TIMM_BLOCKS: dict[str, Adds] = {
@@ -109,12 +107,4 @@ def cases() -> Iterator[Case]:
 
 
 def _count(model: nn.Module) -> int:
-    total = 0
-    for module in model.modules():
-        file, kind = type(module).__module__.rpartition(".")[2], type(module).__name__
-        adds = TIMM_BLOCKS.get(f"{file}.{kind}", TIMM_BLOCKS.get(kind, 0))
-        if isinstance(adds, str):
-            total += int(bool(getattr(module, adds)))
-        else:
-            total += adds(module) if callable(adds) else adds
-    return total
+    return count_adds(model, TIMM_BLOCKS, by_file=True)
