@@ -64,6 +64,8 @@ class Node:
     """The number it multiplied by, if it did; None if that was a tensor."""
     factor: Tensor | None = None
     """The learned tensor it multiplied by, or what was computed from one."""
+    masks: bool = False
+    """Whether it multiplied all examples by one tensor that is neither learned nor data."""
     input_statistics: int | None = None
     """Index of the statistics of its input, for a batch norm or a scale that cannot be divided out."""
     fan_in: int | None = None

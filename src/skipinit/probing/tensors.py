@@ -197,6 +197,13 @@ def part_of(tensor: Tensor, storage: Any) -> Part | None:
     return Part(int(tensor.storage_offset()), tensor.shape, tensor.stride(), whole)
 
 
+def multiplies_alike(call: OperatorCall) -> bool:
+    """Whether an operand without data has several values, the same for all examples, unlike dropout's."""
+    axes = max(tensor.dim() for tensor in call.tensors)
+    factors = (tensor for tensor, info in zip(call.tensors, call.data, strict=True) if info is None)
+    return any(f.numel() > 1 and (f.dim() < axes or len(f) == 1 or f.stride(0) == 0) for f in factors)
+
+
 def overlap(tensor: Tensor, other: Tensor) -> bool:
     """Whether a value of both is not zero in one place; assumed where there are no values.
 

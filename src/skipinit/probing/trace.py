@@ -36,6 +36,7 @@ from .tensors import (
     channel_axis,
     is_signal,
     is_term,
+    multiplies_alike,
     overlap,
     scales_alike,
     sees_skip,
@@ -157,6 +158,7 @@ class Tracer(TorchDispatchMode):
         node.sources = sources
         node.parts = self.storages.parts_read(call)
         node.constant = constant_of(operation, call.args) if kind is Kind.SCALE else 1.0
+        node.masks = kind is Kind.SCALE and not learned and multiplies_alike(call)
         node.over_batch = kind is Kind.NORM and normalizes_over_batch(operation, call.tensors)
         if parents:
             self.operations += 1
@@ -213,7 +215,8 @@ class Tracer(TorchDispatchMode):
             return "it takes the identity away: f(x) - x"
         if call.operation != "sum" and not sees_skip(paths, skip):
             return "the operands come from different parts of one tensor"
-        if (_is_masked(skip) or _is_masked(branch)) and not overlap(skip.value(), branch.value()):
+        masked = skip.info.node.masks or branch.info.node.masks
+        if masked and not overlap(skip.value(), branch.value()):
             return "each value comes from one operand alone, as in a coupling with masks"
         return paths, skip, branch
 
@@ -280,9 +283,3 @@ class Tracer(TorchDispatchMode):
             return  # One number per example has no channel axis, and is not the end of a branch.
         axis = 1 if operation in BATCH_NORMS else channel_axis(tensor, info)
         node.input_statistics = self.statistics.measure(tensor, axis, info)
-
-
-def _is_masked(operand: Operand) -> bool:
-    """Whether the last operation multiplied by a tensor that is neither learned nor data."""
-    node = operand.info.node
-    return node.kind is Kind.SCALE and node.constant is None and not node.parameters
